@@ -1,0 +1,54 @@
+"""The components rlexp ships: config dataclass and dotted target of each name. Importing this registers them for Hydra."""
+
+from __future__ import annotations
+
+from rlexp import registry
+from rlexp.config import algorithm, data, generation, model, reward, run, training
+
+
+def register_all() -> None:
+    """Register every shipped component and the root schema; idempotent."""
+    registry.store("base_run", run.RunConfig)
+    for name, config in (("default", training.EvaluationConfig), ("none", training.EvaluationConfig)):
+        registry.store(f"_schema_evaluation_{name}", config)
+    for name in ("default", "none"):
+        registry.store(f"_schema_checkpoint_{name}", training.CheckpointConfig)
+    registry.store("_schema_cluster_local", training.ClusterConfig)
+
+    registry.MODELS.register("tiny", model.TinyModelConfig, "rlexp.models.tiny:load")
+    registry.MODELS.register("hub", model.HubModelConfig, "rlexp.models.hub:load")
+    registry.MODELS.register("smollm2_135m", model.SmolLM2ModelConfig, "rlexp.models.smollm2:load")
+    registry.PEFTS.register("none", model.PeftConfig, "rlexp.models.adapters:no_adapter")
+    registry.PEFTS.register("lora", model.LoraConfig, "rlexp.models.adapters:lora")
+
+    registry.DATA.register("addition", data.AdditionDataConfig, "rlexp.data.addition:load")
+    registry.DATA.register("reasoning_gym", data.ReasoningGymDataConfig, "rlexp.data.reasoning_gym:load")
+    registry.DATA.register("files", data.FilesDataConfig, "rlexp.data.files:load")
+    registry.DATA.register("hub", data.HubDataConfig, "rlexp.data.hub:load")
+
+    registry.REWARDS.register("exact_match", reward.ExactMatchRewardConfig, "rlexp.rewards.exact_match:ExactMatch")
+    registry.REWARDS.register("reasoning_gym", reward.ReasoningGymRewardConfig, "rlexp.rewards.reasoning_gym:ReasoningGymScore")
+    registry.REWARDS.register("accuracy", reward.AccuracyRewardConfig, "rlexp.rewards.accuracy:Accuracy")
+    registry.REWARDS.register("think_format", reward.ThinkFormatRewardConfig, "rlexp.rewards.think_format:ThinkFormat")
+    registry.REWARDS.register("overlong", reward.OverlongRewardConfig, "rlexp.rewards.overlong:Overlong")
+    registry.REWARDS.register("custom", reward.CustomRewardConfig, "rlexp.rewards.custom:custom")
+
+    registry.GENERATORS.register("native", generation.NativeGenerationConfig, "rlexp.generation.native:NativeGenerator")
+    registry.GENERATORS.register("transformers", generation.TransformersGenerationConfig, "rlexp.generation.transformers_generate:TransformersGenerator")
+    registry.ROLLOUTS.register("sync", generation.SyncRolloutConfig, "rlexp.rollout.sync:SyncSource")
+
+    registry.ALGORITHMS.register("grpo", algorithm.GRPOConfig, "rlexp.algorithms.grpo:GRPO")
+    for name, config in (
+        ("grpo", algorithm.GRPOLossConfig),
+        ("bnpo", algorithm.BNPOLossConfig),
+        ("dr_grpo", algorithm.DrGRPOLossConfig),
+        ("dapo", algorithm.DAPOLossConfig),
+    ):
+        registry.LOSSES.register(name, config, f"rlexp.losses.{name}:{name}")
+
+    registry.OPTIMIZERS.register("adamw", training.AdamWConfig, "rlexp.training.optimizer:adamw")
+    registry.OPTIMIZERS.register("sgd", training.SGDConfig, "rlexp.training.optimizer:sgd")
+    registry.TRACKERS.register("wandb", training.WandbTrackerConfig, "rlexp.tracking.wandb:WandbTracker")
+    registry.TRACKERS.register("tensorboard", training.TensorboardTrackerConfig, "rlexp.tracking.tensorboard:TensorboardTracker")
+    registry.STRATEGIES.register("single", training.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
+    registry.STRATEGIES.register("ddp", training.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")

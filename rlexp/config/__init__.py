@@ -1,0 +1,1 @@
+"""Typed configuration. Imports neither torch nor vllm."""

@@ -1,0 +1,83 @@
+"""Groups `algorithm` and `loss`: the objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Optional
+
+from rlexp.config.fields import REQUIRED, option
+
+
+@dataclass
+class AlgorithmConfig:
+    """What the loop reads of every algorithm."""
+
+    name: str = option(REQUIRED, "The algorithm")
+    num_generations: int = option(8, "Rollouts per task (G)", ge=2, fix="a group needs at least two rollouts to be compared")
+    num_iterations: int = option(1, "Passes over each generation batch", ge=1)
+    beta: float = option(0.0, "KL coefficient; 0 loads no reference model", ge=0)
+
+
+@dataclass
+class GRPOConfig(AlgorithmConfig):
+    """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300)."""
+
+    name: str = "grpo"
+    scale_rewards: str = option("group", "Divide centred rewards by the std of the group, of the batch, or not at all", choices=("group", "batch", "none"))
+    use_bias_correction_kl: bool = option(True, "Multiply the KL term by the importance ratio (DeepSeek-V3.2), which makes its gradient unbiased")
+
+
+@dataclass
+class LossConfig:
+    """What every policy loss has.
+
+    reduction: how a term is scaled (rlexp.losses.reduction): tokens 1/N, rollout_mean 1/(B |o_i|), rollout_constant
+    1/(B L_max), rollouts 1/B, micro_batch 1/(tokens of the micro-batch). level: the ratio level the loss is defined for; "" is any.
+    """
+
+    reduction: ClassVar[str] = "tokens"
+    level: ClassVar[str] = ""
+    name: str = option(REQUIRED, "The loss")
+    mask_truncated_completions: bool = option(False, "Leave completions that were cut off out of the loss; their reward still counts in the baseline")
+
+
+@dataclass
+class ClippedLossConfig(LossConfig):
+    """Options of the PPO-clip family (grpo, bnpo, dr_grpo, dapo)."""
+
+    epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null", ge=0, lt=1)
+    epsilon_high: Optional[float] = option(None, "Upper clip range; null: epsilon", ge=0)
+    delta: Optional[float] = option(None, "Upper bound of the ratio in the unclipped branch (INTELLECT-2); null: none", gt=0)
+    importance_sampling_level: str = option("token", "One ratio per token, or their geometric mean per rollout (GSPO)", choices=("token", "sequence"))
+
+
+@dataclass
+class GRPOLossConfig(ClippedLossConfig):
+    """Mean over rollouts of the mean over their tokens (DeepSeekMath, arXiv 2402.03300, eq. 3)."""
+
+    reduction: ClassVar[str] = "rollout_mean"
+    name: str = "grpo"
+
+
+@dataclass
+class BNPOLossConfig(ClippedLossConfig):
+    """Mean over the tokens of each micro-batch; depends on how a step is split."""
+
+    reduction: ClassVar[str] = "micro_batch"
+    name: str = "bnpo"
+
+
+@dataclass
+class DrGRPOLossConfig(ClippedLossConfig):
+    """Sum over tokens divided by rollouts x max_completion_length (Dr. GRPO, arXiv 2503.20783)."""
+
+    reduction: ClassVar[str] = "rollout_constant"
+    name: str = "dr_grpo"
+
+
+@dataclass
+class DAPOLossConfig(ClippedLossConfig):
+    """Mean over all tokens of the step (DAPO, arXiv 2503.14476, eq. 12)."""
+
+    reduction: ClassVar[str] = "tokens"
+    name: str = "dapo"

@@ -1,0 +1,58 @@
+"""Groups `generation` and `rollout`: how completions are sampled, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Optional
+
+from rlexp.config.fields import REQUIRED, option
+
+
+@dataclass
+class GenerationConfig:
+    """What every generator has. A model's own generation_config gives EOS ids only, never sampling settings."""
+
+    name: str = option(REQUIRED, "The generator")
+    temperature: float = option(1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0")
+    top_p: float = option(1.0, "Nucleus mass; 1 keeps all tokens", gt=0, le=1)
+    top_k: int = option(0, "Keep the k most probable tokens; 0: all", ge=0)
+    min_p: Optional[float] = option(None, "Smallest probability relative to the most likely token; null: off", ge=0, le=1)
+    repetition_penalty: float = option(1.0, "Above 1 discourages tokens that occurred in prompt or completion", gt=0)
+    stop: List[str] = option([], "Strings that end a completion; they stay part of it")
+    stop_ids: List[int] = option([], "Token ids that end a completion beside the EOS ids", ge=0)
+    generation_kwargs: Any = option(None, "Further arguments of the backend, as a dict or a JSON string; they beat the keys above")
+    chat_template_kwargs: Any = option(None, "Arguments of the chat template, as a dict or a JSON string, e.g. {enable_thinking: false}")
+
+
+@dataclass
+class NativeGenerationConfig(GenerationConfig):
+    """Our sampler in the trainer's process: one prefill per distinct prompt, finished rows leave the batch."""
+
+    name: str = "native"
+    max_wave_tokens: int = option(65536, "Most key-value cache positions held at once (rows x longest possible length)", ge=64)
+
+
+@dataclass
+class TransformersGenerationConfig(GenerationConfig):
+    """transformers' generate()."""
+
+    name: str = "transformers"
+    cache_implementation: Optional[str] = option(None, "Key-value cache of generate(), e.g. static; null: its default")
+    batch_size: int = option(64, "Completions generated at once", ge=1)
+
+
+@dataclass
+class RolloutConfig:
+    """When rollouts are made, and how long they may get."""
+
+    name: str = option(REQUIRED, "The rollout source")
+    prompts_per_batch: int = option(8, "Tasks generated together", ge=1)
+    max_completion_length: int = option(512, "Longest completion of a whole rollout, in tokens", ge=1)
+    max_turn_length: Optional[int] = option(None, "Longest single sampling request; null: what is left of the rollout", ge=1)
+
+
+@dataclass
+class SyncRolloutConfig(RolloutConfig):
+    """Generate, then train."""
+
+    name: str = "sync"

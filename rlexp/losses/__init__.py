@@ -1,0 +1,1 @@
+"""Policy losses, one file each, and the terms and scales they share."""
