@@ -1,0 +1,1 @@
+"""Networks: loading, adapters, the training forward and its columns, companions, saving."""

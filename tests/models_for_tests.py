@@ -1,0 +1,57 @@
+"""Random tiny models that build in milliseconds, for the tests of every room: `from models_for_tests import tiny_model`."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rlexp.models.loaded import LoadedModel
+from rlexp.models.tokenizer import character_tokenizer
+
+FAMILIES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+def tiny_model(
+    vocab: int | None = None,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 2,
+    tied: bool = False,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    eos_ids: tuple[int, ...] | None = None,
+    kind: str = "qwen3",
+    context: int = 256,
+    attention: str = "sdpa",
+    spread: float = 1.0,
+) -> LoadedModel:
+    """A random causal LM with the character tokenizer; the global random state is left as it was.
+
+    vocab: None takes the tokenizer's 100 ids. eos_ids: None takes the tokenizer's <|im_end|>. spread: factor on all matrices,
+    above 1 makes the next-token distribution peaked. The module is in eval mode.
+    """
+    tokenizer = character_tokenizer(context)
+    config_class, model_class = FAMILIES[kind]
+    config = config_class(
+        vocab_size=vocab or len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        head_dim=hidden // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation=attention,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = model_class(config).to(dtype)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, spread * 0.08)
+    return LoadedModel(module.eval(), tokenizer, eos_ids if eos_ids is not None else (tokenizer.eos_token_id,), context, f"tiny-{kind}")
