@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rlexp.models.float64 import use_float64_norms
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.tokenizer import character_tokenizer
 
@@ -54,4 +55,6 @@ def tiny_model(
             for parameter in module.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, spread * 0.08)
+    if dtype == torch.float64:
+        use_float64_norms(module)
     return LoadedModel(module.eval(), tokenizer, eos_ids if eos_ids is not None else (tokenizer.eos_token_id,), context, f"tiny-{kind}")

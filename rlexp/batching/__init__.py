@@ -1,0 +1,1 @@
+"""Samples to rows: prefix tries under a token budget. NumPy only."""

@@ -1,0 +1,70 @@
+"""The loss terms of all samples of one generation batch, laid end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlexp.records.sample import Sample
+from rlexp.records.turn import Candidates
+
+
+@dataclass
+class Terms:
+    """Flat arrays with one entry per loss term, in sample order. A row picks its terms by index (`Row.term_L`)."""
+
+    target_L: np.ndarray
+    """int64"""
+    sampler_logp_L: np.ndarray
+    """float32"""
+    rollout_L: np.ndarray
+    """int64, index into the batch's rollouts"""
+    sample_L: np.ndarray
+    """int64, index into the batch's samples"""
+    offsets_S: np.ndarray
+    """int64 [samples + 1]: terms of sample s are offsets_S[s]:offsets_S[s + 1]"""
+    candidates: Candidates | None
+    """kept candidate ids per term when sampling was truncated"""
+    advantage_L: np.ndarray
+    """float64"""
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """scored once per batch without gradient: old, reference, value, ... (float64, exact for float32 values)"""
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    """further numbers of an algorithm: returns, masks, ..."""
+
+    @property
+    def count(self) -> int:
+        """Number of loss terms."""
+        return len(self.target_L)
+
+
+def _join_candidates(samples: Sequence[Sample]) -> Candidates | None:
+    if all(sample.candidates is None for sample in samples):
+        return None
+    if any(sample.candidates is None and sample.terms for sample in samples):
+        raise ValueError("some samples carry candidate ids and others do not: one generator must sample the whole batch")
+    parts = [sample.candidates for sample in samples if sample.candidates is not None]
+    counts = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Candidates(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
+
+
+def flatten(samples: Sequence[Sample]) -> Terms:
+    """The terms of all samples, advantages still zero."""
+    counts = np.array([sample.terms for sample in samples], dtype=np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    def joined(name: str, dtype: type) -> np.ndarray:
+        parts = [np.asarray(getattr(sample, name), dtype=dtype) for sample in samples]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+    return Terms(
+        target_L=joined("target_L", np.int64),
+        sampler_logp_L=joined("sampler_logp_L", np.float32),
+        rollout_L=np.repeat(np.array([sample.rollout for sample in samples], dtype=np.int64), counts),
+        sample_L=np.repeat(np.arange(len(samples), dtype=np.int64), counts),
+        offsets_S=offsets,
+        candidates=_join_candidates(samples),
+        advantage_L=np.zeros(int(offsets[-1])),
+    )

@@ -1,0 +1,79 @@
+"""Companions: networks that are forwarded but not trained (reference, teacher)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlexp.models.network import Network, RowTensors
+
+
+class Companion:
+    """A copy of a network, frozen or slowly following it.
+
+    rate: after each `every` optimizer steps its weights become (1 - rate) * its own + rate * the source's; 0 keeps them frozen.
+    """
+
+    def __init__(self, source: Network, *, rate: float = 0.0, every: int = 1) -> None:
+        self.source, self.rate, self.every = source, rate, every
+        self.network = copy.deepcopy(source).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def score(self, row: RowTensors, names: list[str]) -> dict[str, Tensor]:
+        """Columns without gradient, dropout off, at the source's temperature: identical weights give identical numbers."""
+        return self.network(row, names)
+
+    @torch.no_grad()
+    def hidden(self, row: RowTensors) -> Tensor:
+        """Hidden states [L, D] without gradient."""
+        return self.network.hidden(row)
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Move towards the source after optimizer step `step`."""
+        if self.rate and step % self.every == 0:
+            for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
+                mine.lerp_(theirs, self.rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights to save: those of a frozen copy too, because the run may have started from other weights than are on disk now."""
+        return {key: value.detach().cpu() for key, value in self.network.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict gave."""
+        self.network.load_state_dict(state)
+
+
+class AdapterReference:
+    """The reference of a policy trained through an adapter: the same network with the adapter off (or its frozen first state)."""
+
+    rate = 0.0
+
+    def __init__(self, source: Network, switch: Callable[[], contextlib.AbstractContextManager]) -> None:
+        self.network, self.switch = source, switch
+
+    @torch.no_grad()
+    def score(self, row: RowTensors, names: list[str]) -> dict[str, Tensor]:
+        """Columns without gradient under the reference's weights."""
+        training = self.network.training
+        self.network.eval()
+        try:
+            with self.switch():
+                return self.network(row, names)
+        finally:
+            self.network.train(training)
+
+    def follow(self, step: int) -> None:
+        """It never moves."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing of its own: the frozen adapter is part of the policy's weights."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""

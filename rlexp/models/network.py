@@ -1,0 +1,148 @@
+"""One network of the loop: a transformers causal model that forwards packed rows and returns columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlexp.batching.row import Row
+from rlexp.batching.terms import Terms
+from rlexp.config.errors import UserError
+from rlexp.models.columns import Chunk
+from rlexp.models.head import columns_of
+from rlexp.models.loaded import LoadedModel
+from rlexp.records.turn import Candidates
+
+
+@dataclass
+class RowTensors:
+    """A row on the device of its network."""
+
+    ids_T: Tensor
+    depth_T: Tensor
+    end_T: Tensor
+    position_L: Tensor
+    target_L: Tensor
+    candidates_LC: Tensor | None = None
+    candidates_mask_LC: Tensor | None = None
+    companions: dict[str, tuple["Network", Tensor]] = field(default_factory=dict)
+    """by name: the companion and the hidden states that predict the same terms, [L, D], without gradient"""
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Additive attention mask [1, 1, T, T]: a position sees its ancestors in the trie and itself."""
+        here = torch.arange(len(self.ids_T), device=self.ids_T.device)
+        seen = (here[None, :] <= here[:, None]) & (here[:, None] < self.end_T[None, :])
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+
+
+def _padded_candidates(candidates: Candidates, term_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    lists = [candidates.of(int(term)) for term in term_L]
+    width = max((len(ids) for ids in lists), default=1)
+    ids, mask = np.zeros((len(lists), width), np.int64), np.zeros((len(lists), width), bool)
+    for i, values in enumerate(lists):
+        ids[i, : len(values)], mask[i, : len(values)] = values, True
+    return ids, mask
+
+
+def row_tensors(row: Row, terms: Terms, device: torch.device) -> RowTensors:
+    """A row's positions and its terms' targets and candidates as tensors."""
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    made = RowTensors(tensor(row.ids_T), tensor(row.depth_T), tensor(row.end_T), tensor(row.position_L), tensor(terms.target_L[row.term_L]))
+    if terms.candidates is not None:
+        ids, mask = _padded_candidates(terms.candidates, row.term_L)
+        made.candidates_LC, made.candidates_mask_LC = tensor(ids), tensor(mask)
+    return made
+
+
+class Network(nn.Module):
+    """A loaded model inside the loop.
+
+    temperature: logits are divided by it in every pass, so that log-probs are those of the sampling distribution. chunk: loss terms
+    whose logits exist at once. autocast: dtype of the backbone's matrix products; None leaves the weights' dtype.
+    Raises UserError for an architecture whose output is not head(backbone(x)), or with attention other than full.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, temperature: float = 1.0, chunk: int = 256, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.module = loaded.module
+        self.temperature, self.chunk, self.autocast = temperature, chunk, autocast
+        causal = self.causal
+        config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
+        other = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+        if other:
+            raise UserError(f"model {loaded.label}: attention layers of type {', '.join(sorted(other))} cannot be trained on packed rows; choose a model with full attention")
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+        self.soft_cap = getattr(config, "final_logit_softcapping", None)
+
+    @property
+    def causal(self) -> Any:
+        """The transformers model, below a peft wrapper if there is one."""
+        return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def head(self) -> nn.Module:
+        """The output projection from hidden states to the vocabulary."""
+        return self.causal.get_output_embeddings()
+
+    def hidden(self, row: RowTensors) -> Tensor:
+        """Hidden states that predict each term, [L, D]."""
+        dtype = next(self.module.parameters()).dtype
+        with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            mask = row.mask(self.autocast or dtype)
+            output = self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], attention_mask=mask, use_cache=False)
+        return output.last_hidden_state[0].index_select(0, row.position_L)
+
+    def logits(self, hidden_KD: Tensor) -> Tensor:
+        """Logits [K, V] of the sampling distribution in at least float32: scale, soft cap, temperature."""
+        with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            logits = self.head(hidden_KD)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.soft_cap:
+            logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return logits / self.temperature if self.temperature != 1.0 else logits
+
+    def forward(self, row: RowTensors, names: Sequence[str]) -> dict[str, Tensor]:
+        """The named columns of the row's loss terms, each [L]."""
+        hidden_LD = self.hidden(row)
+
+        def make(hidden_KD: Tensor, where: slice) -> Chunk:
+            with torch.no_grad():
+                companion_logits = {name: network.logits(states[where]) for name, (network, states) in row.companions.items()}
+            kept = row.candidates_LC is not None
+            return Chunk(
+                self.logits(hidden_KD),
+                row.target_L[where],
+                row.candidates_LC[where] if kept else None,  # type: ignore[index]
+                row.candidates_mask_LC[where] if kept else None,  # type: ignore[index]
+                companion_logits,
+            )
+
+        return columns_of(make, names, self.chunk, hidden_LD, list(self.head.parameters()))
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compare head(backbone(x)) with the model's own output on four tokens; raises UserError when they differ."""
+        count = min(4, self.causal.config.get_text_config().vocab_size)
+        ids = torch.arange(count, device=self.device)
+        row = RowTensors(ids, ids, torch.full_like(ids, count), ids, ids)
+        mine = self.logits(self.hidden(row)) * self.temperature
+        with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            theirs = self.causal(input_ids=ids[None]).logits[0].to(mine.dtype)
+        if not torch.allclose(mine, theirs, atol=1e-2 if self.autocast else 1e-3, rtol=1e-3):
+            raise UserError(f"model {type(self.causal).__name__} computes its logits in a way that is not supported (largest difference {(mine - theirs).abs().max():.3g})")
