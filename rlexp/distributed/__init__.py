@@ -1,0 +1,1 @@
+"""Processes: collectives and how a model is spread over them."""

@@ -1,0 +1,45 @@
+"""A copy of the network in each process (torch DistributedDataParallel)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rlexp.config.training import DDPStrategyConfig, StrategyConfig
+from rlexp.distributed.collectives import Collectives, ProcessGroup, local_rank
+from rlexp.distributed.strategy.single import SingleStrategy
+
+
+class DDPStrategy(SingleStrategy):
+    """Gradients of all processes are averaged by DDP during the last micro-batch of a step."""
+
+    def connect(self, config: StrategyConfig) -> Collectives:
+        """The process group of this run's ranks."""
+        assert isinstance(config, DDPStrategyConfig)
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank())
+        return ProcessGroup(config.timeout)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
+        """The network inside DDP; buffers are equal already and are not broadcast again."""
+        return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, broadcast_buffers=False)
+
+    @contextlib.contextmanager
+    def micro_batch(self, wrapped: Any, last: bool) -> Iterator[None]:
+        """Gradients stay local until the last micro-batch of the step."""
+        with contextlib.nullcontext() if last else wrapped.no_sync():
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """DDP averages over processes: the factor makes the result the sum, as in one process."""
+        (loss * self.collectives.world).backward()
