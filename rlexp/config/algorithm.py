@@ -23,7 +23,12 @@ class GRPOConfig(AlgorithmConfig):
     """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300)."""
 
     name: str = "grpo"
-    scale_rewards: str = option("group", "Divide centred rewards by the std of the group, of the batch, or not at all", choices=("group", "batch", "none"))
+    scale_rewards: str = option(
+        "group",
+        "Divide centred rewards by the std of the group (or true), of the batch, or not at all (none or false)",
+        choices=("group", "batch", "none"),
+        aliases={"true": "group", "false": "none"},
+    )
     use_bias_correction_kl: bool = option(True, "Multiply the KL term by the importance ratio (DeepSeek-V3.2), which makes its gradient unbiased")
 
 

@@ -26,14 +26,16 @@ def option(
     le: float | None = None,
     lt: float | None = None,
     choices: tuple[str, ...] = (),
+    aliases: dict[str, str] | None = None,
     fix: str = "",
 ) -> Any:
     """A dataclass field with documentation and bounds.
 
     default: the value, or a list / dict (copied for each instance). doc: one sentence for the reference page. ge, gt, le, lt:
-    numeric bounds (of each item, for a list). choices: allowed strings. fix: what to do about a wrong value, for the message.
+    numeric bounds (of each item, for a list). choices: allowed strings. aliases: other spellings (in lower case) of a choice. fix:
+    what to do about a wrong value, for the message.
     """
-    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "fix": fix}
+    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "aliases": aliases or {}, "fix": fix}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     if isinstance(default, dict):
