@@ -46,11 +46,17 @@ class LossInputs:
         old = self.before.get("old")
         return self.logp_L.detach() if old is None else old
 
+    def where_active(self, x_L: Tensor) -> Tensor:
+        """x at the active terms and 0 at the others, whatever x is there: neither its value nor its gradient gets through.
+
+        Apply it before anything non-linear: `where` after an exp or a product still passes NaN * 0 to the gradient.
+        """
+        return torch.where(self.active_L, x_L, torch.zeros_like(x_L))
+
     def rollout_sum(self, x_L: Tensor) -> Tensor:
         """Sum of x over the active terms of each rollout, [R]."""
-        zero = torch.zeros_like(x_L)
         out = torch.zeros(len(self.tokens_R), dtype=x_L.dtype, device=x_L.device)
-        return out.index_add(0, self.rollout_L, torch.where(self.active_L, x_L, zero))
+        return out.index_add(0, self.rollout_L, self.where_active(x_L))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MEAN, SUM, MIN, MAX = "mean", "sum", "min", "max"
@@ -15,7 +16,7 @@ class Stat:
     value: float
     count: float = 1.0
 
-    def merge(self, other: "Stat") -> "Stat":
+    def merge(self, other: Stat) -> Stat:
         """The metric of both parts together."""
         if self.kind != other.kind:
             raise ValueError(f"cannot merge a {self.kind} metric with a {other.kind} metric")
@@ -26,7 +27,9 @@ class Stat:
         return Stat(self.kind, self.value + other.value, self.count + other.count)
 
     def result(self) -> float:
-        """The metric's value; NaN for a mean over nothing."""
+        """The metric's value; NaN for a mean, minimum or maximum over nothing (value inf or -inf, which merges as neutral)."""
         if self.kind == MEAN:
-            return self.value / self.count if self.count else float("nan")
+            return self.value / self.count if self.count else math.nan
+        if (self.kind == MIN and self.value == math.inf) or (self.kind == MAX and self.value == -math.inf):
+            return math.nan
         return self.value
