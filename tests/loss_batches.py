@@ -1,0 +1,147 @@
+"""Batches of loss terms for tests, cut into micro-batches and run through the real objective with the real scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlexp.components import register_all
+from rlexp.losses.inputs import LossInputs
+from rlexp.losses.objective import ObjectiveResult, PolicyObjective
+from rlexp.losses.reduction import Counts, scales
+from rlexp.records.stats import Stat
+from rlexp.registry import LOSSES
+
+LOSS_NAMES = ("grpo", "bnpo", "dr_grpo", "dapo")
+
+register_all()
+
+
+def loss_config(name: str, **overrides: Any) -> Any:
+    """The config of loss=NAME with overrides."""
+    return LOSSES.config_for(name)(**overrides)
+
+
+def objective(name: str, *, beta: float = 0.0, bias: bool = True, **overrides: Any) -> PolicyObjective:
+    """The objective that loss=NAME builds."""
+    return PolicyObjective(LOSSES.load(name), loss_config(name, **overrides), beta=beta, use_bias_correction_kl=bias)
+
+
+@dataclass
+class Batch:
+    """A step. All per-term tensors [L]; advantage [R]. old None: the first pass over fresh rollouts."""
+
+    logp: Tensor
+    rollout: Tensor
+    advantage: Tensor
+    active: Tensor
+    old: Tensor | None = None
+    reference: Tensor | None = None
+    entropy: Tensor | None = None
+    max_completion_length: int = 4
+
+    @property
+    def tokens(self) -> Tensor:
+        """Active terms of each rollout, [R]."""
+        return torch.bincount(self.rollout[self.active], minlength=len(self.advantage))
+
+
+def batch_of(
+    logp: Sequence[Sequence[float]],
+    advantage: Sequence[float],
+    *,
+    old: Sequence[Sequence[float]] | None = None,
+    reference: Sequence[Sequence[float]] | None = None,
+    active: Sequence[Sequence[int]] | None = None,
+    max_completion_length: int = 4,
+    dtype: torch.dtype = torch.float64,
+) -> Batch:
+    """A batch from one list of numbers per rollout."""
+
+    def flat(rows: Sequence[Sequence[float]] | None) -> Tensor | None:
+        return None if rows is None else torch.tensor([x for row in rows for x in row], dtype=dtype)
+
+    numbers = flat(logp)
+    mask = torch.ones(len(numbers), dtype=torch.bool) if active is None else torch.tensor([bool(x) for row in active for x in row], dtype=torch.bool)
+    rollout = torch.tensor([i for i, row in enumerate(logp) for _ in row], dtype=torch.int64)
+    return Batch(numbers, rollout, torch.tensor(advantage, dtype=dtype), mask, flat(old), flat(reference), max_completion_length=max_completion_length)
+
+
+def random_batch(seed: int, *, spread: float = 0.4, fresh: bool = False) -> Batch:
+    """Six rollouts of 0 to 6 terms, one of them wholly masked, some single terms masked, terms of all rollouts interleaved."""
+    rng = np.random.default_rng(seed)
+    lengths = [3, 6, 1, 0, 4, 5]
+    rollout = rng.permutation(np.repeat(np.arange(6), lengths))
+    size = len(rollout)
+    active = (rng.random(size) > 0.2) & (rollout != 4)
+    logp = -rng.exponential(1.0, size)
+    return Batch(
+        logp=torch.from_numpy(logp),
+        rollout=torch.from_numpy(rollout),
+        advantage=torch.from_numpy(rng.normal(size=6)),
+        active=torch.from_numpy(active),
+        old=None if fresh else torch.from_numpy(logp + rng.normal(0, spread, size)),
+        reference=torch.from_numpy(logp + rng.normal(0, 0.5, size)),
+        entropy=torch.from_numpy(rng.random(size)),
+        max_completion_length=7,
+    )
+
+
+def micro_batches(batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Sequence[int]]) -> list[LossInputs]:
+    """The batch cut into rows, each holding the rollouts that a part names. leaf: the log-probs that gradients are taken of."""
+    inputs = []
+    for part in parts:
+        terms = torch.tensor([i for i, r in enumerate(batch.rollout.tolist()) if r in part], dtype=torch.int64)
+        local = torch.tensor([list(part).index(r) for r in batch.rollout[terms].tolist()], dtype=torch.int64)
+        counts = Counts(
+            tokens_L=batch.tokens[batch.rollout[terms]].numpy(),
+            tokens=int(batch.tokens.sum()),
+            rollouts=len(batch.advantage),
+            max_completion_length=batch.max_completion_length,
+            microbatch_tokens_L=np.full(len(terms), int(batch.active[terms].sum())),
+            microbatches=len(parts),
+        )
+        before = {name: x[terms] for name, x in (("old", batch.old), ("reference", batch.reference)) if x is not None}
+        inputs.append(
+            LossInputs(
+                columns={"logp": leaf[terms], "entropy": (torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy)[terms]},
+                before=before,
+                advantage_L=batch.advantage[batch.rollout[terms]],
+                sampler_logp_L=batch.logp[terms],
+                active_L=batch.active[terms],
+                scale_L=torch.from_numpy(scales(reduction, counts)).to(leaf.dtype),
+                rollout_L=local,
+                tokens_R=batch.tokens[list(part)],
+            )
+        )
+    return inputs
+
+
+@dataclass
+class Outcome:
+    """What a step came to: loss, gradient with respect to each term's log-prob, metrics."""
+
+    loss: float
+    grad: Tensor
+    metrics: dict[str, float]
+
+
+def step(objective_: PolicyObjective, batch: Batch, parts: Sequence[Sequence[int]] | None = None) -> Outcome:
+    """Run a step in micro-batches (default: one) and add them up as the trainer does."""
+    leaf = batch.logp.clone().requires_grad_()
+    whole = [list(range(len(batch.advantage)))]
+    results: list[ObjectiveResult] = []
+    for inputs in micro_batches(batch, objective_.config.reduction, leaf, whole if parts is None else parts):
+        results.append(objective_(inputs))
+        results[-1].loss.backward()
+    stats: dict[str, Stat] = {}
+    for result in results:
+        for name, stat in result.stats.items():
+            stats[name] = stats[name].merge(stat) if name in stats else stat
+    loss = sum(float(result.loss.detach()) for result in results)
+    return Outcome(loss, leaf.grad, {name: stat.result() for name, stat in stats.items()})
