@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, ClassVar, List, Optional
 
 from rlexp.config.fields import REQUIRED, option
 
 
 @dataclass
 class GenerationConfig:
-    """What every generator has. A model's own generation_config gives EOS ids only, never sampling settings."""
+    """What every generator has. A model's own generation_config gives EOS ids only, never sampling settings.
 
+    free_arguments: whether generation_kwargs may hold arguments of the backend that have no key here.
+    """
+
+    free_arguments: ClassVar[bool] = False
     name: str = option(REQUIRED, "The generator")
     temperature: float = option(1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0")
     top_p: float = option(1.0, "Nucleus mass; 1 keeps all tokens", gt=0, le=1)
@@ -20,6 +24,7 @@ class GenerationConfig:
     repetition_penalty: float = option(1.0, "Above 1 discourages tokens that occurred in prompt or completion", gt=0)
     stop: List[str] = option([], "Strings that end a completion; they stay part of it")
     stop_ids: List[int] = option([], "Token ids that end a completion beside the EOS ids", ge=0)
+    on_missing_logprob: str = option("stop", "When the sampler gives no log-prob (None or NaN) for a token: stop the run, or take the token out of the loss", choices=("stop", "mask"))
     generation_kwargs: Any = option(None, "Further arguments of the backend, as a dict or a JSON string; they beat the keys above")
     chat_template_kwargs: Any = option(None, "Arguments of the chat template, as a dict or a JSON string, e.g. {enable_thinking: false}")
 
@@ -36,6 +41,7 @@ class NativeGenerationConfig(GenerationConfig):
 class TransformersGenerationConfig(GenerationConfig):
     """transformers' generate()."""
 
+    free_arguments: ClassVar[bool] = True
     name: str = "transformers"
     cache_implementation: Optional[str] = option(None, "Key-value cache of generate(), e.g. static; null: its default")
     batch_size: int = option(64, "Completions generated at once", ge=1)
