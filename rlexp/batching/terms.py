@@ -29,6 +29,8 @@ class Terms:
     """kept candidate ids per term when sampling was truncated"""
     advantage_L: np.ndarray
     """float64"""
+    active_L: np.ndarray
+    """bool; False takes a term out of the loss"""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """scored once per batch without gradient: old, reference, value, ... (float64, exact for float32 values)"""
     extra: dict[str, np.ndarray] = field(default_factory=dict)
@@ -67,4 +69,5 @@ def flatten(samples: Sequence[Sample]) -> Terms:
         offsets_S=offsets,
         candidates=_join_candidates(samples),
         advantage_L=np.zeros(int(offsets[-1])),
+        active_L=np.ones(int(offsets[-1]), bool),
     )

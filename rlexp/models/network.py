@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlexp.batching.row import Row
 from rlexp.batching.terms import Terms
 from rlexp.config.errors import UserError
-from rlexp.models.columns import Chunk
+from rlexp.models.columns import COLUMNS, Chunk
 from rlexp.models.head import columns_of
 from rlexp.models.loaded import LoadedModel
 from rlexp.records.turn import Candidates
@@ -82,6 +82,11 @@ class Network(nn.Module):
             raise UserError(f"model {loaded.label}: attention layers of type {', '.join(sorted(other))} cannot be trained on packed rows; choose a model with full attention")
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Columns it can give."""
+        return frozenset(COLUMNS)
 
     @property
     def causal(self) -> Any:

@@ -42,6 +42,8 @@ class Rollout:
     advantage: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
     """columns that rewards logged for this rollout"""
+    dropped: bool = False
+    """left out of training whole (too long for a row); its reward still counts in its group"""
 
     @property
     def length(self) -> int:

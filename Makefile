@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check format bench rows clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv and install rlexp with everything for training and tests
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "rlexp needs Python 3.11, 3.12 or 3.13: set PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few minutes on a laptop
+	$(BIN)/python -m rlexp.train
+
+test: $(STAMP) ## Run the test suite
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## Lint, types, generated docs and requirement rows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/config_reference.py --check
+	$(BIN)/python scripts/results.py --check
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure generation and update against plain baselines (ratios)
+	$(BIN)/python scripts/bench.py
+
+rows: $(STAMP) ## Which requirement rows have a test: make rows ROWS='GRPO-013...022 GRPO-112...134'
+	$(BIN)/python scripts/rows.py $(ROWS)
+
+clean: ## Remove the environment and caches (never outputs/)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

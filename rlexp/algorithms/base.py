@@ -1,0 +1,92 @@
+"""What the loop asks of an algorithm. Algorithms hold no models: they get columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlexp.batching.terms import Terms
+from rlexp.chat.samples import samples_of
+from rlexp.losses.inputs import LossInputs
+from rlexp.losses.objective import ObjectiveResult
+from rlexp.models.network import Network
+from rlexp.records.rollout import GenerationBatch, Group, Rollout
+from rlexp.records.sample import Needs, Sample
+
+Objective = Callable[[LossInputs], ObjectiveResult]
+
+
+class Algorithm:
+    """One trained policy, samples that are the rollouts themselves. Subclasses add advantages and the objective.
+
+    Class attributes say what the loop builds: `networks` (trained networks by name), `agents` (agent -> policy that plays it).
+    """
+
+    networks: dict[str, type[Network]] = {"policy": Network}
+    agents: dict[str, str] = {"policy": "policy"}
+    needs = Needs()
+    mask_truncated = False
+
+    def trained_tokens(self, rollout: Rollout) -> int:
+        """Loss terms of a rollout (|o_i|): counted for reductions whether or not its samples reach a forward."""
+        if rollout.dropped or (self.mask_truncated and rollout.truncated):
+            return 0
+        return sum(len(turn.ids) if turn.trained is None else int(turn.trained.sum()) for turn in rollout.turns)
+
+    def models_of(self, rollout: Rollout) -> Sequence[str]:
+        """The trained networks that a rollout counts for, with samples or (idle, truncated) without."""
+        return () if rollout.dropped else (rollout.policy,)
+
+    def idle(self, group: Group) -> bool:
+        """Whether every term of the loss is exactly zero for this group, so that it need not be forwarded."""
+        return False
+
+    def samples(self, batch: GenerationBatch) -> list[Sample]:
+        """Samples of all groups that carry a signal, in order of rollouts."""
+        samples: list[Sample] = []
+        number = 0
+        for group in batch.groups:
+            skip = self.idle(group)
+            for rollout in group.rollouts:
+                if not skip and self.trained_tokens(rollout):
+                    samples.extend(self.samples_of_rollout(rollout, number))
+                number += 1
+        return samples
+
+    def samples_of_rollout(self, rollout: Rollout, number: int) -> list[Sample]:
+        """The samples of one rollout for all networks it trains."""
+        return samples_of(rollout, number, rollout.policy)
+
+    def advantages(self, batch: GenerationBatch, samples: Sequence[Sample], terms: Terms) -> None:
+        """Fill `advantage` of each rollout and `terms.advantage_L`. Scored columns are in `terms.columns`."""
+        raise NotImplementedError
+
+    def reduction(self, model: str) -> str:
+        """Name of the reduction of a network's terms (rlexp.losses.reduction)."""
+        raise NotImplementedError
+
+    def objective(self, model: str) -> Objective:
+        """What turns a row's columns into this network's part of the loss."""
+        raise NotImplementedError
+
+    def after_step(self, totals: dict[str, float]) -> None:
+        """Called after each optimizer step with its metrics, the same on all ranks (controllers)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict gave."""
+
+
+def spread(terms: Terms, per_rollout_R: np.ndarray) -> np.ndarray:
+    """A number per rollout as a number per loss term, [L]: all tokens of a rollout carry its advantage."""
+    return per_rollout_R[terms.rollout_L] if terms.count else np.zeros(0)
+
+
+def group_numbers(groups: Sequence[Group]) -> np.ndarray:
+    """The number of its group for each rollout, int64 [R], groups laid end to end."""
+    return np.repeat(np.arange(len(groups), dtype=np.int64), [len(group.rollouts) for group in groups])

@@ -1,0 +1,42 @@
+"""The networks of a run: trained ones with their optimizers, and the companions beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlexp.models.companion import AdapterReference, Companion
+from rlexp.models.network import Network
+
+
+@dataclass
+class Trainable:
+    """One trained network: its rows, objective, optimizer and gradient clip are its own."""
+
+    network: Network
+    wrapped: Callable[..., dict[str, Tensor]]
+    """what the training forward calls (the strategy's view of the network)"""
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    max_grad_norm: float | None
+    companions: dict[str, Companion | AdapterReference] = field(default_factory=dict)
+    """by name: reference, teacher, ..."""
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """The weights that training changes, by name."""
+        names = {name for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+        return {name: value.detach() for name, value in self.network.state_dict().items() if name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer and companions."""
+        return {"optimizer": self.optimizer.state_dict(), "companions": {name: companion.state_dict() for name, companion in self.companions.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what state_dict gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, companion in self.companions.items():
+            companion.load_state_dict(state["companions"][name])

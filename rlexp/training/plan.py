@@ -1,0 +1,102 @@
+"""A generation batch to optimizer steps of micro-batches: cut, count, scale, pack.
+
+Every rank computes the same plan from the same groups, without a collective, and picks its own rows. Rows are planned once and
+serve every pass over the batch, scoring included: two layouts of one sample differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlexp.algorithms.base import Algorithm
+from rlexp.batching.packer import MicroBatch, pack
+from rlexp.batching.terms import Terms
+from rlexp.losses.reduction import Counts, scales
+from rlexp.records.rollout import GenerationBatch
+from rlexp.records.sample import Sample
+
+
+@dataclass
+class Step:
+    """One optimizer step: this rank's micro-batches by network, equally many on every rank."""
+
+    micro_batches: dict[str, list[MicroBatch]]
+    forwarded_tokens: int
+    """of all ranks, fillers left out"""
+    trained_tokens: int
+
+
+@dataclass
+class Plan:
+    """The steps of a batch, and per loss term its scale and its rollout's number of terms."""
+
+    steps: list[Step]
+    scale_L: np.ndarray
+    tokens_L: np.ndarray
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How a batch is cut. steps_per_batch: equally many rollouts each. tokens: most forwarded tokens of a row."""
+
+    steps_per_batch: int
+    tokens: int
+    max_completion_length: int
+    rank: int = 0
+    world: int = 1
+
+
+def step_of_rollouts(count: int, steps: int) -> np.ndarray:
+    """The step each rollout belongs to, groups laid end to end and cut into equal parts, int64 [R]."""
+    return np.arange(count) * steps // max(count, 1)
+
+
+def _counts(model: str, chosen: Sequence[int], step: int, step_R: np.ndarray, batch: GenerationBatch, terms: Terms, algorithm: Algorithm, budget: Budget) -> Counts:
+    """Counted over the rollouts of the step that this network learns from, idle ones too, on all ranks."""
+    mine = [algorithm.trained_tokens(rollout) for rollout, where in zip(batch.rollouts, step_R, strict=True) if where == step and model in algorithm.models_of(rollout)]
+    owners = terms.rollout_L[_terms_of(chosen, terms)]
+    per_rollout = np.array([algorithm.trained_tokens(rollout) for rollout in batch.rollouts], dtype=np.int64)
+    return Counts(tokens_L=per_rollout[owners], tokens=int(sum(mine)), rollouts=len(mine), max_completion_length=budget.max_completion_length)
+
+
+def _terms_of(chosen: Sequence[int], terms: Terms) -> np.ndarray:
+    parts = [np.arange(terms.offsets_S[number], terms.offsets_S[number + 1]) for number in chosen]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _count_microbatches(counts: Counts, rows: list[MicroBatch], term_L: np.ndarray) -> None:
+    size = np.zeros(int(term_L.max()) + 1, np.int64)
+    for micro_batch in rows:
+        size[micro_batch.row.term_L] = len(micro_batch.row.term_L)
+    counts.microbatch_tokens_L, counts.microbatches = size[term_L], len(rows)
+
+
+def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algorithm: Algorithm, budget: Budget) -> Plan:
+    """Steps of micro-batches and the scale of every term.
+
+    The batch's rollouts, groups laid end to end, are cut into budget.steps_per_batch parts of equally many rollouts. Raises
+    ValueError when a sample alone exceeds budget.tokens.
+    """
+    step_R = step_of_rollouts(len(batch.rollouts), budget.steps_per_batch)
+    scale_L, tokens_L = np.zeros(terms.count), np.ones(terms.count, np.int64)
+    steps = []
+    for step in range(budget.steps_per_batch):
+        micro_batches: dict[str, list[MicroBatch]] = {}
+        forwarded = trained = 0
+        for model in algorithm.networks:
+            chosen = [number for number, sample in enumerate(samples) if sample.model == model and step_R[sample.rollout] == step]
+            by_rank = pack(samples, terms, chosen, budget=budget.tokens, world=budget.world, companions=sorted(algorithm.needs.beside) if chosen and samples[chosen[0]].companions else ())
+            micro_batches[model] = by_rank[budget.rank]
+            if not chosen:
+                continue
+            rows = [micro_batch for mine in by_rank for micro_batch in mine if not micro_batch.filler]
+            counts, term_L = _counts(model, chosen, step, step_R, batch, terms, algorithm, budget), _terms_of(chosen, terms)
+            _count_microbatches(counts, rows, term_L)
+            scale_L[term_L], tokens_L[term_L] = scales(algorithm.reduction(model), counts), counts.tokens_L
+            forwarded += sum(micro_batch.row.tokens for micro_batch in rows)
+            trained += len(term_L)
+        steps.append(Step(micro_batches, forwarded, trained))
+    return Plan(steps, scale_L, tokens_L)
