@@ -80,12 +80,7 @@ def _breaks_rule(value: Any, metadata: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return True
     ge, gt, le, lt = bounds
-    return (
-        (ge is not None and value < ge)
-        or (gt is not None and value <= gt)
-        or (le is not None and value > le)
-        or (lt is not None and value >= lt)
-    )
+    return (ge is not None and value < ge) or (gt is not None and value <= gt) or (le is not None and value > le) or (lt is not None and value >= lt)
 
 
 def problems_of(config: Any, prefix: str = "") -> list[str]:

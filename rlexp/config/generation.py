@@ -17,14 +17,18 @@ class GenerationConfig:
 
     free_arguments: ClassVar[bool] = False
     name: str = option(REQUIRED, "The generator")
-    temperature: float = option(1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0")
+    temperature: float = option(
+        1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0"
+    )
     top_p: float = option(1.0, "Nucleus mass; 1 keeps all tokens", gt=0, le=1)
     top_k: int = option(0, "Keep the k most probable tokens; 0: all", ge=0)
     min_p: Optional[float] = option(None, "Smallest probability relative to the most likely token; null: off", ge=0, le=1)
     repetition_penalty: float = option(1.0, "Above 1 discourages tokens that occurred in prompt or completion", gt=0)
     stop: List[str] = option([], "Strings that end a completion; they stay part of it")
     stop_ids: List[int] = option([], "Token ids that end a completion beside the EOS ids", ge=0)
-    on_missing_logprob: str = option("stop", "When the sampler gives no log-prob (None or NaN) for a token: stop the run, or take the token out of the loss", choices=("stop", "mask"))
+    on_missing_logprob: str = option(
+        "stop", "When the sampler gives no log-prob (None or NaN) for a token: stop the run, or take the token out of the loss", choices=("stop", "mask")
+    )
     generation_kwargs: Any = option(None, "Further arguments of the backend, as a dict or a JSON string; they beat the keys above")
     chat_template_kwargs: Any = option(None, "Arguments of the chat template, as a dict or a JSON string, e.g. {enable_thinking: false}")
 

@@ -32,7 +32,9 @@ class RunSettings:
     name: Optional[str] = option(None, "Folder below outputs/; null: experiment-algorithm-loss-model-seed")
     experiment: str = option("none", "Set by the experiment file: its name")
     seed: int = option(42, "Seed of everything random", ge=0)
-    resume: str = option("auto", "Continue an unfinished run of the same name: auto, never (move the old folder away) or must", choices=("auto", "never", "must"))
+    resume: str = option(
+        "auto", "Continue an unfinished run of the same name: auto, never (move the old folder away) or must", choices=("auto", "never", "must")
+    )
     start_from: Optional[str] = option(None, "Checkpoint folder whose weights a new run starts from")
     deterministic: bool = option(False, "Bitwise equal runs on CUDA too (slower; always so on a CPU)")
     dry: bool = option(False, "Check everything, print the plan and stop, without loading torch")

@@ -45,7 +45,9 @@ class TrainerConfig:
     epochs: float = option(1.0, "Passes over the training tasks when max_steps is null", gt=0)
     steps_per_batch: int = option(1, "Optimizer steps made from one generation batch", ge=1)
     tokens_per_microbatch: int = option(8192, "Most tokens one process forwards at once", ge=8)
-    oversize_samples: str = option("error", "A sample longer than tokens_per_microbatch: refuse at start when one is possible, or drop it whole", choices=("error", "drop"))
+    oversize_samples: str = option(
+        "error", "A sample longer than tokens_per_microbatch: refuse at start when one is possible, or drop it whole", choices=("error", "drop")
+    )
     precision: str = option("auto", "Autocast of the forward: auto is bf16 on a GPU and fp32 on a CPU", choices=("auto", "fp32", "bf16"))
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward to save memory")
     logits_chunk: int = option(256, "Loss terms whose logits exist at once", ge=1)
@@ -109,7 +111,7 @@ class TrackerConfig:
     steps: int = option(1, "Send every so many steps to the trackers (metrics.jsonl has every step)", ge=1)
     rollout_steps: int = option(10, "Write rollouts/*.parquet every so many steps", ge=1)
     completions: int = option(0, "Completions printed on the console with each logged step", ge=0)
-    timeout: float = option(10.0, "Seconds a call of a tracker may take before it is left behind", gt=0)
+    timeout: float = option(8.0, "Seconds a call of a tracker may take before it is left behind", gt=0)
 
 
 @dataclass

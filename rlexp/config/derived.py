@@ -1,0 +1,122 @@
+"""Numbers that follow from a config, computed without torch. They are printed at start and never written back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlexp.config.data import AdditionDataConfig, FilesDataConfig, ReasoningGymDataConfig
+from rlexp.config.names import run_name
+from rlexp.config.run import RunConfig
+
+_COUNTABLE_BYTES = 64 * 2**20
+"""Larger files are not read just to count their tasks"""
+
+
+def task_count(config: RunConfig) -> int | None:
+    """Training tasks as far as the config alone tells; None when they must be loaded first.
+
+    Procedural data say their size; a jsonl file of moderate size is counted, less the held-out tasks that are split off.
+    """
+    data = config.data
+    if isinstance(data, (AdditionDataConfig, ReasoningGymDataConfig)):
+        return data.size
+    if not isinstance(data, FilesDataConfig):
+        return None
+    path = Path(data.path)
+    if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _COUNTABLE_BYTES:
+        return None
+    lines = sum(1 for line in path.read_bytes().splitlines() if line.strip())
+    held_out = 0 if data.eval_path else min(data.eval_size, lines)
+    return lines - held_out if data.size is None else min(data.size, lines - held_out)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many optimizer steps a run takes (rows GRPO-006, GRPO-094); the number of rollouts per task does not enter."""
+
+    tasks: int | None
+    """training tasks; None: unknown until loaded, or a stream"""
+    batches_per_epoch: int | None
+    """tasks // rollout.prompts_per_batch: an incomplete last batch is left out"""
+    left_over: int
+    """tasks of each epoch that fill no batch"""
+    steps_per_generation_batch: int
+    """trainer.steps_per_batch x algorithm.num_iterations"""
+    steps: int | None
+    """optimizer steps of the run: trainer.max_steps, or trainer.epochs of the tasks"""
+
+
+def schedule(config: RunConfig, tasks: int | None) -> Schedule:
+    """The step counts. tasks: training tasks, None when unknown."""
+    per_batch = config.rollout.prompts_per_batch
+    batches = None if tasks is None else tasks // per_batch
+    each = config.trainer.steps_per_batch * config.algorithm.num_iterations
+    steps = config.trainer.max_steps
+    if steps is None and batches is not None:
+        steps = math.ceil(config.trainer.epochs * batches - 1e-9) * each
+    return Schedule(tasks, batches, 0 if tasks is None else tasks % per_batch, each, steps)
+
+
+def too_few_tasks(config: RunConfig, tasks: int | None) -> str | None:
+    """The problem with data that do not fill one batch (checked again once the data are loaded), or None."""
+    if tasks is None or tasks >= config.rollout.prompts_per_batch:
+        return None
+    return (
+        f"data has {tasks} training tasks, fewer than rollout.prompts_per_batch={config.rollout.prompts_per_batch}: "
+        f"no batch would ever be full; set rollout.prompts_per_batch={max(tasks, 1)} or less, or give more tasks"
+    )
+
+
+def rollouts_per_batch(config: RunConfig) -> int:
+    """Rollouts of one generation batch."""
+    return config.rollout.prompts_per_batch * config.algorithm.num_generations
+
+
+def epsilon_high(config: RunConfig) -> float | None:
+    """The upper clip range that applies: loss.epsilon_high, or loss.epsilon when it is null; None for a loss without one."""
+    high = getattr(config.loss, "epsilon_high", None)
+    return high if high is not None else getattr(config.loss, "epsilon", None)
+
+
+def accuracy_term(config: RunConfig) -> str | None:
+    """The reward term whose value 1.0 counts as correct: evaluation.accuracy, or the first."""
+    return config.evaluation.accuracy or next(iter(config.reward.terms), None)
+
+
+def evaluates(config: RunConfig) -> bool:
+    """Whether the run has an evaluation at all."""
+    return config.evaluation.name != "none" and config.data.eval_size > 0
+
+
+def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
+    """The derived values as (name, text), in the order they are printed."""
+    numbers = schedule(config, tasks)
+    unknown = "unknown until the data are loaded"
+    rollouts = rollouts_per_batch(config)
+    rows = [
+        ("run", run_name(config)),
+        ("training tasks", str(tasks) if tasks is not None else unknown),
+        ("generation batch", f"{config.rollout.prompts_per_batch} prompts x {config.algorithm.num_generations} = {rollouts} rollouts"),
+        ("step", f"{rollouts // config.trainer.steps_per_batch} rollouts; {numbers.steps_per_generation_batch} steps from each generation batch"),
+        ("batches per epoch", str(numbers.batches_per_epoch) if numbers.batches_per_epoch is not None else unknown),
+        ("optimizer steps", str(numbers.steps) if numbers.steps is not None else unknown),
+        ("longest completion", f"{config.rollout.max_completion_length} tokens"),
+    ]
+    if epsilon_high(config) is not None:
+        rows.append(("ratio clipped to", f"{1 - config.loss.epsilon:g} .. {1 + (epsilon_high(config) or 0):g}"))  # type: ignore[attr-defined]
+    precision = config.trainer.precision
+    rows += [
+        ("reference model", f"yes, beta={config.algorithm.beta:g}" if config.algorithm.beta else "none (algorithm.beta=0)"),
+        ("precision", "bf16 on a GPU, fp32 on a CPU" if precision == "auto" else precision),
+        ("processes", str(config.cluster.processes_per_node)),
+        ("accuracy", f"share of {config.data.eval_size} held-out tasks where {accuracy_term(config)} is 1.0" if evaluates(config) else "no evaluation"),
+    ]
+    return rows
+
+
+def text_of(value: object) -> str:
+    """A config value as it is typed on a command line."""
+    return json.dumps(value) if isinstance(value, (list, dict, bool)) or value is None else str(value)

@@ -1,0 +1,50 @@
+"""config.yaml of a run folder: the resolved, typed config as plain YAML, read back as strictly as a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import yaml
+
+from rlexp import components, plugins
+from rlexp.config.convert import SCHEMA_KEY, to_run_config
+from rlexp.config.errors import UserError
+from rlexp.config.run import RunConfig
+
+SCHEMA_VERSION = 1
+"""Raised when keys of a saved file change their meaning or place"""
+
+
+def config_text(config: RunConfig) -> str:
+    """The whole config as YAML, in the order of the dataclasses."""
+    return yaml.safe_dump({SCHEMA_KEY: SCHEMA_VERSION, **dataclasses.asdict(config)}, sort_keys=False, allow_unicode=True, width=120)
+
+
+def save_config(config: RunConfig, path: Path | str) -> None:
+    """Write the config; `load_config` gives an equal one back."""
+    Path(path).write_text(config_text(config), encoding="utf-8")
+
+
+def load_config(path: Path | str) -> RunConfig:
+    """The config of a run folder's config.yaml. Registers the components it may name, so that any process can call it.
+
+    Raises UserError for a file that is not such a config, was written by a newer rlexp, or holds unknown keys or wrong types.
+    """
+    components.register_all()
+    plugins.load()
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is not a saved config: it should hold sections such as model and loss")
+    version = data.get(SCHEMA_KEY, SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UserError(f"{path} has {SCHEMA_KEY} {version}, but this rlexp knows {SCHEMA_VERSION}: use the version that wrote it (status.json names it)")
+    try:
+        return to_run_config(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error

@@ -1,0 +1,168 @@
+"""Everything that can be wrong with a typed config, found in one pass before anything is loaded.
+
+Bounds and choices stand in the fields. What involves several keys is a list of small rules here; each returns its problems, naming
+the keys and the fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlexp.config import derived, reward
+from rlexp.config.fields import problems_of
+from rlexp.config.model import LoraConfig
+from rlexp.config.names import name_problem
+from rlexp.config.run import RunConfig
+from rlexp.config.suggest import closest, did_you_mean
+
+Rule = Callable[[RunConfig], Iterator[str]]
+
+PACKAGES: dict[tuple[str, str], tuple[str, str]] = {
+    ("model", "smollm2_135m"): ("gguf", "rlexp[gguf]"),
+    ("peft", "lora"): ("peft", "rlexp[peft]"),
+    ("data", "reasoning_gym"): ("reasoning_gym", "rlexp[gym]"),
+    ("reward", "reasoning_gym"): ("reasoning_gym", "rlexp[gym]"),
+    ("reward", "accuracy"): ("math_verify", "rlexp[math]"),
+    ("tracker", "wandb"): ("wandb", "wandb"),
+    ("tracker", "tensorboard"): ("tensorboard", "tensorboard"),
+}
+"""(group, option) -> the module it needs beyond the core and what to install for it"""
+
+EVALUATION_METRICS = (
+    "accuracy",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/clipped_ratio",
+)
+"""Metrics of every evaluation; each reward term adds rewards/<key>/mean and /std, sampled completions add pass@k"""
+
+
+def _packages(config: RunConfig) -> Iterator[str]:
+    options = [("model", config.model.name), ("peft", config.peft.name), ("data", config.data.name)]
+    options += [("reward", term.name) for term in config.reward.terms.values()]
+    options += [("tracker", term.name) for term in config.tracker.terms.values()]
+    for group, name in dict.fromkeys(options):
+        module, extra = PACKAGES.get((group, name), ("", ""))
+        if module and importlib.util.find_spec(module) is None:
+            yield f"{group}={name} needs the package {module}, which is not installed: pip install '{extra}'"
+
+
+def _run(config: RunConfig) -> Iterator[str]:
+    for key, name in (("run.name", config.run.name), ("run.experiment", config.run.experiment), ("sweep.name", config.sweep.name)):
+        wrong = name_problem(name) if name is not None else None
+        if wrong:
+            yield f"{key}={name} {wrong}"
+    if config.run.start_from is not None and not Path(config.run.start_from).is_dir():
+        yield f"run.start_from={config.run.start_from} is no folder: give a checkpoint folder, e.g. outputs/NAME/checkpoints/latest"
+
+
+def _batch(config: RunConfig) -> Iterator[str]:
+    prompts, generations, steps = config.rollout.prompts_per_batch, config.algorithm.num_generations, config.trainer.steps_per_batch
+    rollouts = prompts * generations
+    if steps > rollouts or rollouts % steps:
+        yield (
+            f"trainer.steps_per_batch={steps} does not divide rollout.prompts_per_batch={prompts} x algorithm.num_generations={generations} "
+            f"= {rollouts}: the rollouts of a batch are cut into steps of equally many; choose a divisor of {rollouts}"
+        )
+    too_few = derived.too_few_tasks(config, derived.task_count(config))
+    if too_few:
+        yield too_few
+    if getattr(config.data, "streaming", False) and config.trainer.max_steps is None:
+        yield "data.streaming=true needs trainer.max_steps: a stream has no length, so trainer.epochs cannot end the run"
+
+
+def _lengths(config: RunConfig) -> Iterator[str]:
+    if config.trainer.oversize_samples != "error":
+        return
+    completion, budget = config.rollout.max_completion_length, config.trainer.tokens_per_microbatch
+    prompt = (config.data.max_prompt_length or 1) if config.data.overlong_prompt != "error" else 1
+    if prompt + completion > budget:
+        yield (
+            f"a sample of {prompt} prompt + rollout.max_completion_length={completion} = {prompt + completion} tokens is possible and does not fit "
+            f"trainer.tokens_per_microbatch={budget}: {prompt + completion} > {budget}; raise the latter, or trainer.oversize_samples=drop"
+        )
+
+
+def _loss(config: RunConfig) -> Iterator[str]:
+    loss = config.loss
+    level = getattr(loss, "importance_sampling_level", None)
+    if loss.level and level is not None and level != loss.level:
+        yield f"loss.importance_sampling_level={level} contradicts loss={loss.name}, which is defined for {loss.level}: leave the key out or set {loss.level}"
+    delta, epsilon = getattr(loss, "delta", None), getattr(loss, "epsilon", None)
+    if delta is not None and epsilon is not None and delta <= 1 + epsilon:
+        yield f"loss.delta={delta:g} must exceed 1 + loss.epsilon = {1 + epsilon:g}: it bounds the ratio above the clipped range"
+
+
+def _generation(config: RunConfig) -> Iterator[str]:
+    if any(not text for text in config.generation.stop):
+        yield "generation.stop holds an empty string, which would end every completion at once: leave it out"
+
+
+def _reward(config: RunConfig) -> Iterator[str]:
+    terms = config.reward.terms
+    if not terms:
+        yield "reward has no term: choose at least one, e.g. reward=[exact_match]"
+    elif all(term.weight == 0 for term in terms.values()):
+        yield "every reward.terms.<key>.weight is 0: no rollout would ever be better than another; give one a weight"
+    for key, term in terms.items():
+        if isinstance(term, reward.OverlongRewardConfig):
+            longest = term.max_length if term.max_length is not None else config.rollout.max_completion_length
+            where = f"reward.terms.{key}.max_length" if term.max_length is not None else "rollout.max_completion_length"
+            if term.buffer > longest:
+                yield f"reward.terms.{key}.buffer={term.buffer} is larger than {where}={longest}: every completion would be punished; make it smaller"
+
+
+def _processes(config: RunConfig) -> Iterator[str]:
+    if config.strategy.name == "single" and config.cluster.processes_per_node > 1:
+        yield f"cluster.processes_per_node={config.cluster.processes_per_node} needs a strategy for several processes: strategy=ddp"
+
+
+def _peft(config: RunConfig) -> Iterator[str]:
+    if not isinstance(config.peft, LoraConfig):
+        return
+    if not config.peft.targets:
+        yield "peft.targets is empty: name the modules that get an adapter, e.g. peft.targets=[all-linear]"
+    for target in config.peft.targets:
+        if target.rsplit(".", 1)[-1] in ("lm_head", "score"):
+            yield f"peft.targets={config.peft.targets} puts an adapter on the head ({target}), which is not supported: leave it out"
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    terms, accuracy = config.reward.terms, config.evaluation.accuracy
+    if accuracy is not None and accuracy not in terms:
+        yield f"evaluation.accuracy={accuracy} is not a reward term{did_you_mean(closest(accuracy, terms))} (there are: {', '.join(terms) or 'none'})"
+    metric = config.checkpoint.metric
+    if config.checkpoint.name == "none" or config.checkpoint.keep_best == 0 or not derived.evaluates(config):
+        return
+    known = [*EVALUATION_METRICS, *(f"rewards/{key}/{part}" for key in terms for part in ("mean", "std"))]
+    only_ours = all(type(term).__module__ == reward.__name__ and not isinstance(term, reward.CustomRewardConfig) for term in terms.values())
+    if only_ours and metric not in known and not metric.startswith("pass@"):
+        yield f"checkpoint.metric={metric} is no metric of the evaluation{did_you_mean(closest(metric, known))} (there are: {', '.join(known)})"
+    if metric.startswith("pass@") and config.evaluation.num_generations == 0:
+        yield f"checkpoint.metric={metric} needs sampled completions: evaluation.num_generations > 0"
+
+
+RULES: tuple[Rule, ...] = (_packages, _run, _batch, _lengths, _loss, _generation, _reward, _processes, _peft, _evaluation)
+
+
+def bounds(config: RunConfig) -> list[str]:
+    """Values outside the bounds or choices of their fields, and required keys that are not set, in the sections that are there."""
+    problems = []
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        if dataclasses.is_dataclass(section):
+            problems += problems_of(section, f"{field.name}.")
+    return problems
+
+
+def problems(config: RunConfig) -> list[str]:
+    """Every problem of a typed config. Rules over several keys run once each key by itself is right."""
+    return bounds(config) or [problem for rule in RULES for problem in rule(config)]
