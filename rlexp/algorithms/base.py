@@ -26,6 +26,10 @@ class Algorithm:
 
     networks: dict[str, type[Network]] = {"policy": Network}
     agents: dict[str, str] = {"policy": "policy"}
+    agent_loop: Any = None
+    """how a task becomes rollouts; None is a single turn"""
+    companion_rates: dict[str, float] = {}
+    """by companion: how far it moves towards its network after each step; absent is frozen"""
     needs = Needs()
     mask_truncated = False
 

@@ -40,6 +40,10 @@ class Companion:
             for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
                 mine.lerp_(theirs, self.rate)
 
+    def restart(self) -> None:
+        """Take the source's weights as they are now."""
+        self.network.load_state_dict(self.source.state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         """Weights to save: those of a frozen copy too, because the run may have started from other weights than are on disk now."""
         return {key: value.detach().cpu() for key, value in self.network.state_dict().items()}
@@ -70,6 +74,9 @@ class AdapterReference:
 
     def follow(self, step: int) -> None:
         """It never moves."""
+
+    def restart(self) -> None:
+        """The base weights are the reference, whatever the adapter is."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing of its own: the frozen adapter is part of the policy's weights."""

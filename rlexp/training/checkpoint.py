@@ -39,6 +39,15 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def resolve(text: str) -> Path:
+    """The checkpoint a user means: a checkpoint folder, a checkpoints/ folder, or a run folder."""
+    path = Path(text)
+    for candidate in (path, path / "latest", path / "checkpoints" / "latest"):
+        if (candidate / "weights").is_dir():
+            return candidate
+    raise UserError(f"run.start_from={text} is no checkpoint: give a folder like outputs/NAME/checkpoints/step_000010")
+
+
 def retain(folder: Path, keep_last: int, keep_steps: Iterable[int]) -> None:
     """Delete all but the newest keep_last and those of keep_steps. Called after the newest is complete."""
     kept = set(keep_steps)

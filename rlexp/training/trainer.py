@@ -275,5 +275,11 @@ class Trainer:
         parts.source.publish(self.progress.version)
         self.work = restore(state["work"], parts.algorithm, self.budget) if state["work"] is not None else None
 
+    def restart_companions(self) -> None:
+        """After weights were loaded into a new run: its companions start from them too."""
+        for trainable in self.parts.trainables.values():
+            for companion in trainable.companions.values():
+                companion.restart()
+
     def _fault(self, call: str) -> AbstractContextManager[None]:
         return fault_point(self.progress.step, call, self.parts.collectives.rank)

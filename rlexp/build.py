@@ -1,0 +1,219 @@
+"""Configuration to objects: everything a run is made of, in the order it is needed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlexp import registry
+from rlexp.algorithms.base import Algorithm
+from rlexp.chat.rendering import Renderer
+from rlexp.config.derived import accuracy_term, schedule, too_few_tasks
+from rlexp.config.errors import UserError
+from rlexp.config.run import RunConfig
+from rlexp.data.overlong import fit_prompts
+from rlexp.data.tasks import TaskData, TaskOrder, seed_of
+from rlexp.distributed.strategy.single import SingleStrategy
+from rlexp.generation.base import free_form, sampling_from
+from rlexp.launch.folder import RunFolder
+from rlexp.launch.signals import stop_request
+from rlexp.launch.threads import thread_count
+from rlexp.models.adapters import reference_adapter
+from rlexp.models.companion import AdapterReference, Companion
+from rlexp.models.loaded import LoadedModel
+from rlexp.models.network import Network
+from rlexp.reports.html import write_report
+from rlexp.rewards.runner import RewardRunner
+from rlexp.rollout.player import Player
+from rlexp.training import checkpoint
+from rlexp.training.evaluation import Evaluator
+from rlexp.training.finish import save_models, summary_of
+from rlexp.training.networks import Trainable
+from rlexp.training.silent import SilentLog
+from rlexp.training.step import StepRunner
+from rlexp.training.trainer import Parts, Trainer
+from rlexp.tracking.journal import Journal
+
+log = logging.getLogger(__name__)
+
+PREEMPTED = 75
+"""exit code of a run that was asked to stop and can be continued"""
+
+
+@dataclass
+class Play:
+    """What plays tasks: shared by training and evaluation."""
+
+    player: Player
+    renderer: Renderer
+    generator: Any
+
+
+def prepare_torch(config: RunConfig, folder: RunFolder, rank: int, world: int) -> None:
+    """Threads and determinism of this process."""
+    threads = thread_count(config, world)
+    torch.set_num_threads(threads)
+    if rank == 0 and (warning := folder.record_threads(threads)):
+        log.warning(warning)
+    if config.run.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
+    """The policy's model and tokenizer, with its adapter if it has one, on its device."""
+    loaded = registry.MODELS.load(config.model.name)(config.model, seed=config.run.seed)
+    loaded = registry.PEFTS.load(config.peft.name)(loaded, config.peft, seed=config.run.seed)
+    loaded.module.to(device)
+    if config.trainer.gradient_checkpointing:
+        loaded.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        loaded.module.enable_input_require_grads()
+    return loaded
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The algorithm with its policy loss."""
+    loss = registry.LOSSES.load(config.loss.name)
+    return registry.ALGORITHMS.load(config.algorithm.name)(config.algorithm, config.loss, loss)
+
+
+def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
+    """Dtype of the forward's matrix products: auto is bf16 on a GPU and the weights' own on a CPU."""
+    precision = config.trainer.precision
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+        return torch.bfloat16
+    return None
+
+
+def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
+    """Every trained network with its optimizer and companions. The first is the loaded model, the others start as copies of it."""
+    made: dict[str, Trainable] = {}
+    sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
+    for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
+        network = network_class(source, temperature=config.generation.temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device))
+        if network_class is Network:
+            network.check()
+        companions = {}
+        for companion in sorted(algorithm.needs.companions if network_class is Network else ()):
+            switch = reference_adapter(source) if companion == "reference" else None
+            rate = algorithm.companion_rates.get(companion, 0.0)
+            companions[companion] = AdapterReference(network, switch) if switch is not None else Companion(network, rate=rate)
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
+        made[name] = Trainable(network.train(), strategy.wrap(network), optimizer, parameters, config.optimizer.max_grad_norm, companions)
+    return made
+
+
+def build_play(config: RunConfig, loaded: dict[str, LoadedModel], algorithm: Algorithm, data: TaskData, strategy: SingleStrategy) -> Play:
+    """Generator, agent loop and rewards."""
+    first = next(iter(loaded.values()))
+    renderer = Renderer(first.tokenizer, free_form(config.generation.chat_template_kwargs, "generation.chat_template_kwargs"), config.data.system_prompt)
+    generator = registry.GENERATORS.load(config.generation.name)(config.generation, policies=loaded)
+    lacking = algorithm.needs.sampler - generator.provides
+    if lacking:
+        raise UserError(f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give")
+    rewards = RewardRunner(config.reward, rollout=config.rollout)
+    rewards.check_columns(set(data.columns or ()))
+    player = Player(
+        config.rollout,
+        generator=generator,
+        renderer=renderer,
+        rewards=rewards,
+        seed=config.run.seed,
+        collectives=strategy.collectives,
+        agents=algorithm.agents,
+        agent_loop=algorithm.agent_loop,
+    )
+    return Play(player, renderer, generator)
+
+
+def build_data(config: RunConfig, strategy: SingleStrategy) -> TaskData:
+    """Training and held-out tasks."""
+    data = registry.DATA.load(config.data.name)(config.data, seed=seed_of(config.data, config.run.seed))
+    if data.sized and (problem := too_few_tasks(config, len(data.train))):
+        raise UserError(problem)
+    return data
+
+
+def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> TaskData:
+    """Refuse, drop or cut prompts that are too long, and refuse rollouts that could fit no row, before long work starts."""
+    limit = min(config.data.max_prompt_length or loaded.context, loaded.context - 1)
+    data, longest = fit_prompts(data, lambda prompt: renderer.render(prompt).ids, limit, config.data.overlong_prompt)
+    row = config.trainer.tokens_per_microbatch
+    possible = min(longest + config.rollout.max_completion_length, loaded.context)
+    if possible > row and config.trainer.oversize_samples == "error":
+        raise UserError(
+            f"a rollout may have {possible} tokens (longest prompt {longest} + rollout.max_completion_length={config.rollout.max_completion_length}), "
+            f"{possible} > {row}: raise trainer.tokens_per_microbatch={row}, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
+        )
+    return data
+
+
+def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tuple[Trainer, LoadedModel, Journal | SilentLog]:
+    """A trainer, ready to run from the newest checkpoint of the folder if there is one."""
+    rank = strategy.collectives.rank
+    data = build_data(config, strategy)
+    algorithm = build_algorithm(config)
+    loaded = build_model(config, strategy.device)
+    trainables = build_networks(config, algorithm, loaded, strategy)
+    policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
+    play = build_play(config, policies, algorithm, data, strategy)
+    data = fit_data(config, data, play.renderer, loaded)
+    order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
+    source = registry.ROLLOUTS.load(config.rollout.name)(config.rollout, order=order, player=play.player, sampling=sampling_from(config.generation), num_generations=config.algorithm.num_generations)
+    steps = schedule(config, len(data.train) if data.sized else None).steps
+    if steps is None:
+        raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
+    evaluator = Evaluator(config.evaluation, play.player, data.held_out, sampling_from(config.generation), accuracy_term(config) or "")
+    dropout = not config.model.disable_dropout or getattr(config.peft, "dropout", 0.0) > 0
+    runner = StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps")
+    parts = Parts(source, algorithm, trainables, runner, evaluator, SilentLog(), strategy.collectives, folder.path, steps, lambda: stop_request().requested, data.fingerprint)
+    trainer = Trainer(config, parts)
+    resume(config, folder, trainer, rank)
+    journal: Journal | SilentLog = Journal(config, folder, steps, trainer.progress.step) if rank == 0 else SilentLog()
+    trainer.parts.log = journal
+    return trainer, loaded, journal
+
+
+def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) -> None:
+    """Continue from the folder's newest checkpoint, or start, from run.start_from if given. metrics.jsonl is cut back to match."""
+    newest = checkpoint.latest(folder.checkpoints_path)
+    if newest is not None:
+        trainer.load(newest)
+        log.info("continuing from step %d", trainer.progress.step)
+    elif config.run.start_from:
+        networks: dict[str, torch.nn.Module] = {name: trainable.network for name, trainable in trainer.parts.trainables.items()}
+        checkpoint.load_weights(checkpoint.resolve(config.run.start_from), networks)
+        trainer.restart_companions()
+    if rank == 0:
+        folder.truncate_metrics(trainer.progress.metrics_bytes)
+
+
+def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
+    """One rank of a run, from start to end. Returns the exit code."""
+    prepare_torch(config, folder, rank, world)
+    strategy = registry.STRATEGIES.load(config.strategy.name)(config.strategy)
+    trainer, loaded, journal = build(config, folder, strategy)
+    summary = None
+    try:
+        status = trainer.run()
+        summary = summary_of(trainer, status)
+        if rank == 0:
+            conclude(config, folder, trainer, loaded, summary)
+    finally:
+        journal.finish(0 if summary else 1, summary)
+    strategy.collectives.barrier()
+    strategy.close()
+    return 0 if status == "finished" else PREEMPTED
+
+
+def conclude(config: RunConfig, folder: RunFolder, trainer: Trainer, loaded: LoadedModel, summary: dict[str, Any]) -> None:
+    """Summary, final model (of a finished run) and report."""
+    if summary["status"] == "finished":
+        save_models(config, trainer, loaded, folder.path)
+    folder.write_summary(summary)
+    write_report(folder.path)
