@@ -79,7 +79,7 @@ class Registry:
         """The entry of a name; raises RegistryError with suggestions for an unknown one."""
         if name in self._entries:
             return self._entries[name]
-        close = difflib.get_close_matches(str(name), self._entries, 3)
+        close = difflib.get_close_matches(str(name), self._entries, 3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise RegistryError(f"unknown {self.group} {name!r}{hint} (known: {', '.join(self.names())})")
 

@@ -20,6 +20,10 @@ from rlexp.registry import conf_dir
 
 def _run(cfg: DictConfig) -> int:
     config = checked_config(cfg)
+    if config.generation.generation_kwargs:
+        from rlexp.generation.base import sampling_from
+
+        sampling_from(config.generation)  # the generator knows which arguments it takes
     if config.run.dry:
         print(plan_text(config))
         return 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rlexp.config import derived
 from rlexp.config.run import RunConfig
+from rlexp.config.training import CheckpointConfig
 
 
 def _length_weighting(config: RunConfig, tasks: int | None) -> Iterator[str]:
@@ -65,8 +66,9 @@ def _evaluation(config: RunConfig, tasks: int | None) -> Iterator[str]:
         yield "data.eval_size=0 leaves no held-out task: there is no evaluation (evaluation=none says the same)"
     if derived.evaluates(config) and every is not None and steps is not None and every > steps:
         yield f"evaluation.steps={every} is more than the {steps} steps of the run: it is evaluated at start and end only"
-    if not derived.evaluates(config) and config.checkpoint.name != "none" and config.checkpoint.keep_best > 0:
-        yield "without an evaluation no checkpoint is the best: only the newest checkpoint.keep_last are kept"
+    chosen = config.checkpoint != dataclasses.replace(config.checkpoint, metric=CheckpointConfig.metric, keep_best=CheckpointConfig.keep_best)
+    if chosen and config.checkpoint.name != "none" and not derived.evaluates(config):
+        yield "checkpoint.metric and checkpoint.keep_best have no effect without an evaluation: only the newest checkpoints are kept"
 
 
 def _processes(config: RunConfig, tasks: int | None) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlexp.config.data import AdditionDataConfig, FilesDataConfig, ReasoningGymDataConfig
+from rlexp.config.data import AdditionDataConfig, FilesDataConfig
 from rlexp.config.names import run_name
 from rlexp.config.run import RunConfig
 
@@ -18,11 +17,13 @@ _COUNTABLE_BYTES = 64 * 2**20
 def task_count(config: RunConfig) -> int | None:
     """Training tasks as far as the config alone tells; None when they must be loaded first.
 
-    Procedural data say their size; a jsonl file of moderate size is counted, less the held-out tasks that are split off.
+    Addition has as many as asked for or as exist; a jsonl file of moderate size is counted, less the held-out tasks that are split
+    off.
     """
     data = config.data
-    if isinstance(data, (AdditionDataConfig, ReasoningGymDataConfig)):
-        return data.size
+    if isinstance(data, AdditionDataConfig):
+        left = 10 ** (2 * data.digits) - data.eval_size
+        return min(data.size, left) if left > 0 else None
     if not isinstance(data, FilesDataConfig):
         return None
     path = Path(data.path)
@@ -70,6 +71,12 @@ def too_few_tasks(config: RunConfig, tasks: int | None) -> str | None:
     )
 
 
+def most_tasks(config: RunConfig) -> int | None:
+    """An upper bound of the training tasks, or None: data.size where the number itself is unknown."""
+    known = task_count(config)
+    return known if known is not None else getattr(config.data, "size", None)
+
+
 def rollouts_per_batch(config: RunConfig) -> int:
     """Rollouts of one generation batch."""
     return config.rollout.prompts_per_batch * config.algorithm.num_generations
@@ -100,7 +107,7 @@ def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
         ("run", run_name(config)),
         ("training tasks", str(tasks) if tasks is not None else unknown),
         ("generation batch", f"{config.rollout.prompts_per_batch} prompts x {config.algorithm.num_generations} = {rollouts} rollouts"),
-        ("step", f"{rollouts // config.trainer.steps_per_batch} rollouts; {numbers.steps_per_generation_batch} steps from each generation batch"),
+        ("step", f"{rollouts // config.trainer.steps_per_batch} rollouts; steps from each generation batch: {numbers.steps_per_generation_batch}"),
         ("batches per epoch", str(numbers.batches_per_epoch) if numbers.batches_per_epoch is not None else unknown),
         ("optimizer steps", str(numbers.steps) if numbers.steps is not None else unknown),
         ("longest completion", f"{config.rollout.max_completion_length} tokens"),
@@ -115,8 +122,3 @@ def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
         ("accuracy", f"share of {config.data.eval_size} held-out tasks where {accuracy_term(config)} is 1.0" if evaluates(config) else "no evaluation"),
     ]
     return rows
-
-
-def text_of(value: object) -> str:
-    """A config value as it is typed on a command line."""
-    return json.dumps(value) if isinstance(value, (list, dict, bool)) or value is None else str(value)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
@@ -21,6 +23,8 @@ from rlexp.config.overrides import command_line_problems
 from rlexp.config.suggest import unknown_key
 
 _FULL = "HYDRA_FULL_ERROR"
+_PRINTING = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+"""Flags that print something instead of running"""
 
 
 def _chain(error: BaseException) -> list[str]:
@@ -49,13 +53,16 @@ def _hydra_text(error: BaseException) -> str:
 
 def explain(error: BaseException, arguments: argparse.Namespace) -> str:
     """The message for an error of composition: all problems of the command line, else what Hydra says."""
-    own_config = arguments.config_path is not None or arguments.config_name is not None
-    problems = [] if own_config else command_line_problems(arguments.overrides, arguments.config_dir)
+    elsewhere = arguments.config_path is not None or arguments.config_name is not None
+    readable = not elsewhere and (arguments.config_dir is None or Path(arguments.config_dir).is_dir())
+    problems = command_line_problems(arguments.overrides, arguments.config_dir) if readable else []
     return listed(problems) if problems else _hydra_text(error)
 
 
 def guarded(program: Callable[[], None]) -> int:
     """Run a Hydra program; returns the exit code. A user's error becomes one message, a bug keeps its traceback."""
+    if _PRINTING.intersection(sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--info ... | head` ends quietly; a run must survive a closed pipe
     wanted = os.environ.get(_FULL)
     os.environ[_FULL] = "1"  # makes Hydra raise what it would print itself, so that it can be translated
     try:

@@ -98,7 +98,7 @@ def _sort(overrides: list[Override], loader: ConfigLoader, lines: list[str]) -> 
     groups = set(_all_groups(loader))
     for override in overrides:
         key, line = override.key_or_group, override.input_line or ""
-        if key.startswith("hydra") or override.is_delete():
+        if key.startswith("hydra") or override.is_delete() or override.package is not None:
             yield "other", line, None
         elif key in groups and not isinstance(override.value(), dict):
             choices = _singles(override)

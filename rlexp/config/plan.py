@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlexp.config import advice, derived
 from rlexp.config.differences import differences
 from rlexp.config.run import RunConfig
+from rlexp.config.values import text_of
 
 
 def _table(rows: list[tuple[str, str]]) -> list[str]:
@@ -19,7 +20,7 @@ def plan_text(config: RunConfig, tasks: int | None = None) -> str:
     """
     tasks = derived.task_count(config) if tasks is None else tasks
     lines = ["plan", *_table(derived.plan(config, tasks))]
-    changed = [(key, f"{derived.text_of(value)}  (default {derived.text_of(default)})") for key, value, default in differences(config)]
+    changed = [(key, f"{text_of(value)}  (default {text_of(default)})") for key, value, default in differences(config)]
     if changed:
         lines += ["changed", *_table(changed)]
     warnings = advice.warnings(config, tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 from rlexp.config.fields import REQUIRED, option
 
@@ -70,9 +70,12 @@ class CustomRewardConfig(RewardTermConfig):
 
 @dataclass
 class RewardConfig:
-    """The reward terms and how their failures are treated."""
+    """The reward terms and how their failures are treated.
 
-    terms: Dict[str, RewardTermConfig] = option({}, "The reward terms, chosen by reward=[a,b]")
+    terms holds a RewardTermConfig each; Any, because Hydra would refuse a term given as a plain dict.
+    """
+
+    terms: Dict[str, Any] = option({}, "The reward terms, chosen by reward=[a,b]; another: '+reward.terms.KEY={name: custom, path: my.py:f}'")
     timeout: float = option(60.0, "Seconds one call of a reward may take", gt=0)
     on_error: str = option("stop", "When a reward raises or is late: stop the run, score None, or score reward.error_value", choices=("stop", "none", "value"))
     error_value: float = option(0.0, "The score of a failed call when reward.on_error=value")

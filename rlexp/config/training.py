@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from rlexp.config.fields import REQUIRED, option
 
@@ -107,7 +107,7 @@ class TensorboardTrackerConfig(TrackerTermConfig):
 class TrackerConfig:
     """Trackers beside metrics.jsonl and the console, chosen by tracker=[wandb,tensorboard] or none."""
 
-    terms: Dict[str, TrackerTermConfig] = option({}, "The trackers")
+    terms: Dict[str, Any] = option({}, "The trackers (a TrackerTermConfig each)")
     steps: int = option(1, "Send every so many steps to the trackers (metrics.jsonl has every step)", ge=1)
     rollout_steps: int = option(10, "Write rollouts/*.parquet every so many steps", ge=1)
     completions: int = option(0, "Completions printed on the console with each logged step", ge=0)

@@ -35,7 +35,6 @@ EVALUATION_METRICS = (
     "accuracy",
     "reward",
     "reward_std",
-    "frac_reward_zero_std",
     "completions/mean_length",
     "completions/min_length",
     "completions/max_length",
@@ -72,7 +71,7 @@ def _batch(config: RunConfig) -> Iterator[str]:
             f"trainer.steps_per_batch={steps} does not divide rollout.prompts_per_batch={prompts} x algorithm.num_generations={generations} "
             f"= {rollouts}: the rollouts of a batch are cut into steps of equally many; choose a divisor of {rollouts}"
         )
-    too_few = derived.too_few_tasks(config, derived.task_count(config))
+    too_few = derived.too_few_tasks(config, derived.most_tasks(config))
     if too_few:
         yield too_few
     if getattr(config.data, "streaming", False) and config.trainer.max_steps is None:

@@ -86,3 +86,10 @@ def convert_value(value: Any, hint: Any) -> Any:
             raise WrongType("a dict, e.g. {key: value}")
         return {str(key): item if arguments[1] is Any else convert_value(item, arguments[1]) for key, item in value.items()}
     return {bool: _bool, int: _int, float: _float, str: _str}[hint](value)
+
+
+def text_of(value: Any) -> str:
+    """A value as it reads in YAML and on a command line."""
+    if isinstance(value, str):
+        return value if value and value == value.strip() else json.dumps(value)
+    return json.dumps(value) if isinstance(value, (list, dict, bool)) or value is None else str(value)
