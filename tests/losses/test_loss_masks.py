@@ -162,6 +162,21 @@ def test_a_far_reference_does_not_overflow(bias):
     assert masked.grad[0] == 0
 
 
+@pytest.mark.rows("GRPO-023", "GRPO-025")
+@pytest.mark.cases("S07")
+@pytest.mark.parametrize("bias", [True, False])
+def test_beyond_the_limit_value_and_gradient_are_those_at_the_limit(bias):
+    """Only the exponential is capped: on-policy the corrected gradient is still logp - reference, the plain one 1 - exp(limit)."""
+    batch = batch_of(logp=[[-101.0]], reference=[[-1.0]], advantage=[0.0])
+    outcome = step(objective("dapo", beta=1.0, bias=bias), batch)
+    assert outcome.loss == pytest.approx(math.exp(LOG_RATIO_LIMIT) - 1 - 100, rel=1e-15)
+    assert outcome.grad.item() == pytest.approx(-100 if bias else 1 - math.exp(LOG_RATIO_LIMIT), abs=1e-6)
+    near = batch_of(logp=[[-LOG_RATIO_LIMIT]], reference=[[-0.5]], advantage=[0.0])
+    assert step(objective("dapo", beta=1.0), near).loss == pytest.approx(math.exp(LOG_RATIO_LIMIT - 0.5) - LOG_RATIO_LIMIT - 0.5, rel=1e-12)
+    far_below = batch_of(logp=[[-1.0]], reference=[[-501.0]], advantage=[0.0])
+    assert step(objective("dapo", beta=1.0), far_below).loss == 499.0
+
+
 @pytest.mark.cases("S07")
 def test_an_optimizer_step_after_a_far_reference_is_finite():
     parameter = torch.nn.Parameter(torch.tensor([-101.0, -1.0]))
@@ -187,6 +202,15 @@ def test_a_far_ratio_is_capped_and_one_within_the_limit_is_not(level):
         outcome = step(objective("dapo", importance_sampling_level=level), far)
         assert math.isfinite(outcome.loss)
         assert torch.isfinite(outcome.grad).all()
+
+
+@pytest.mark.rows("GRPO-048")
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_ratio_of_masked_terms_is_finite(level):
+    batch = batch_of(logp=[[math.nan, -1.0], [math.inf]], old=[[-1.0, -1.5], [-1.0]], advantage=[1, 1], active=[[0, 1], [0]])
+    (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0, 1]])
+    expected = [1.0, math.exp(0.5), 1.0] if level == "token" else [math.exp(0.5), math.exp(0.5), 1.0]
+    assert importance_ratio(inputs, level).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
