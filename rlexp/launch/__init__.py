@@ -1,0 +1,1 @@
+"""Run folders, their locks, rank processes, signals and jobs side by side."""

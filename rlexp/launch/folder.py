@@ -1,0 +1,131 @@
+"""The run folder: the identity of a run, and the files in it."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlexp.launch.files import read_json, write_json
+
+RUNNING, FINISHED, FAILED, PREEMPTED = "running", "finished", "failed", "preempted"
+"""States in status.json. A run whose process was killed outright stays `running`; its pid tells."""
+
+
+def now() -> str:
+    """The time as status.json writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class RunFolder:
+    """A run folder that exists. `rlexp.launch.opening.open_folder` finds or makes one; rank processes attach to it by its path.
+
+    path: the folder. finished: whether there was nothing left to do when it was opened.
+    """
+
+    def __init__(self, path: Path, finished: bool = False) -> None:
+        self.path, self.finished = path, finished
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def sweep(self) -> str | None:
+        """Name of the sweep this run is a job of."""
+        return self.path.parent.name if os.environ.get("RLEXP_SWEEP_DIR") else None
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved, typed configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        """What the run said."""
+        return self.path / "train.log"
+
+    @property
+    def ranks_path(self) -> Path:
+        """Output and errors of the rank processes."""
+        return self.path / "ranks"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def latest_checkpoint(self) -> Path | None:
+        """The checkpoint a run continues from, None when it begins."""
+        link = self.checkpoints_path / "latest"
+        return link.resolve() if link.exists() else None
+
+    def status(self) -> dict[str, Any]:
+        """What status.json says; {} before it exists."""
+        return read_json(self.path / "status.json") or {}
+
+    def write_status(self, state: str | None = None, **fields: Any) -> None:
+        """Change status.json: the status (None: as it is) and further fields; the others stay. A field set to None is taken out."""
+        status = self.status()
+        status.update(fields)
+        if state is not None:
+            status["status"] = state
+        write_json(self.path / "status.json", {key: value for key, value in status.items() if value is not None})
+
+    def record_threads(self, threads: int) -> str | None:
+        """Keep the number of CPU threads. Returns a warning when an earlier life of the run had another number, which changes the last bits."""
+        before = self.status().get("threads")
+        self.write_status(threads=threads)
+        if before in (None, threads):
+            return None
+        return f"the run began with {before} CPU threads and goes on with {threads}: sums may differ in the last bits (set trainer.threads={before})"
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json."""
+        write_json(self.path / "summary.json", summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json says."""
+        return read_json(self.path / "summary.json")
+
+    def truncate_metrics(self, offset: int) -> None:
+        """Cut metrics.jsonl back to what a checkpoint saw (0: a start from the beginning), so that every step stands there once.
+
+        Raises ValueError when the file is shorter than that: it was changed by hand.
+        """
+        size = self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
+        if size < offset:
+            raise ValueError(f"{self.metrics_path} has {size} bytes, but its checkpoint was made at {offset}: the file was changed since")
+        if size > offset:
+            with open(self.metrics_path, "r+b") as file:
+                file.truncate(offset)
+                os.fsync(file.fileno())
+
+    def load(self, key: str) -> Any:
+        """A small value that outlives the process, e.g. ids of trackers; None when it was never stored."""
+        return (read_json(self.path / "state.json") or {}).get(key)
+
+    def store(self, key: str, value: Any) -> None:
+        """Keep a small value (JSON) in the folder."""
+        write_json(self.path / "state.json", {**(read_json(self.path / "state.json") or {}), key: value})
+
+    def move_away(self) -> Path:
+        """Rename the folder to NAME.old-1 (-2, …). Returns where it is now."""
+        number = 1
+        while (target := self.path.with_name(f"{self.name}.old-{number}")).exists():
+            number += 1
+        os.rename(self.path, target)
+        return target
+
+
+def outputs_root() -> Path:
+    """Where run folders live: RLEXP_OUTPUTS, else ./outputs."""
+    return Path(os.environ.get("RLEXP_OUTPUTS") or "outputs").absolute()

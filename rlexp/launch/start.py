@@ -1,0 +1,143 @@
+"""From a validated config to an exit code: the run folder, the ranks, and a truthful status whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from rlexp.config.errors import UserError
+from rlexp.config.run import RunConfig
+from rlexp.launch.external import external_rank, share_folder
+from rlexp.launch.failure import Failure, failure_of
+from rlexp.launch.folder import FAILED, FINISHED, PREEMPTED, RunFolder, now
+from rlexp.launch.lock import FolderLock
+from rlexp.launch.log import logging_to
+from rlexp.launch.opening import open_folder
+from rlexp.launch.ranks import run_ranks, worker_command
+from rlexp.launch.signals import PREEMPTED_CODE, StopRequest, handling
+from rlexp.launch.watch import follow_parent
+
+log = logging.getLogger(__name__)
+REPORT_SECONDS = 120.0
+
+Work = Callable[[StopRequest], "tuple[int, Failure | None]"]
+
+
+def start(config: RunConfig, overrides: Sequence[str]) -> int:
+    """Run a validated config. Returns 0 (finished), 1 (failed, the reason is printed and in status.json) or 75 (stopped, to be continued).
+
+    Raises UserError when the run folder cannot be used. One process trains here; more (cluster.processes_per_node) are spawned. Under torchrun or
+    `accelerate launch`, which set RANK, this process is one of their ranks.
+    """
+    follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
+    external = external_rank()
+    if external is not None:
+        rank, world = external
+        if world > 1 and config.strategy.name == "single":
+            raise UserError(f"strategy=single is one process, but {world} were started (WORLD_SIZE): choose strategy=ddp")
+        folder = share_folder(rank, lambda: open_folder(config, overrides))
+        if rank != 0:
+            return 0 if folder.finished else _follow(config, folder, rank, world)
+        return _lead(folder, lambda stop: (_run(config, folder, 0, world), None))
+    folder = open_folder(config, overrides)
+    if config.cluster.processes_per_node == 1:
+        return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
+    return _lead(folder, lambda stop: run_ranks(worker_command(folder.path), config.cluster.processes_per_node, folder.ranks_path, stop))
+
+
+def _run(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
+    from rlexp.build import run  # imports torch
+
+    return run(config, folder, rank=rank, world=world)
+
+
+def _lead(folder: RunFolder, work: Work) -> int:
+    """The process that holds the folder: says where things are, runs, reports."""
+    if folder.finished:
+        print(_finished_text(folder))
+        return 0
+    try:
+        with logging_to(folder.log_path), handling() as stop:
+            checkpoint = folder.latest_checkpoint
+            log.info("run folder %s%s", folder.path, f", continuing from {checkpoint.name}" if checkpoint else "")
+            code = carry_out(folder, stop, work)
+            _write_report(folder)
+    finally:
+        FolderLock(folder.path).release()
+    if code == PREEMPTED_CODE:
+        stop.chain()
+    return code
+
+
+def _follow(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
+    """A rank other than 0 that somebody else started: no folder, no status, errors on its own stderr."""
+    with handling():
+        try:
+            return _run(config, folder, rank, world)
+        except Exception as error:
+            failure = failure_of(error)
+            print(f"error: {failure.reason}" if failure.expected else failure.traceback, file=sys.stderr)
+            return 1
+
+
+def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
+    """Do the work of a run and write how it ended to status.json; what went wrong goes to train.log and the console.
+
+    work: gets the stop request; returns an exit code (0, 1, 75) and, for 1, the failure. It may raise anything.
+    """
+    failure: Failure | None = None
+    try:
+        code, failure = work(stop)
+    except (Exception, KeyboardInterrupt) as error:
+        code, failure = 1, failure_of(error)
+    state = {0: FINISHED, PREEMPTED_CODE: PREEMPTED}.get(code, FAILED)
+    reason = stop.reason if state == PREEMPTED else failure.reason if failure else None
+    if failure is not None:
+        _say(folder, failure)
+    try:
+        folder.write_status(state, reason=reason, ended=now(), exit_code=code)
+    except OSError as error:  # a full disk: the old status stays, "running" with the pid of a process that is gone, and the run can be continued
+        log.error("status.json could not be written: %s", error)
+    return code
+
+
+def _say(folder: RunFolder, failure: Failure) -> None:
+    """The failure on the console; the traceback in train.log, and on the console too unless the reason says all."""
+    text = failure.reason if failure.expected or not failure.traceback else f"{failure.traceback.rstrip()}\n\n{failure.reason}"
+    print(f"error: {text}", file=sys.stderr)
+    try:
+        with open(folder.log_path, "a", encoding="utf-8") as file:
+            file.write(f"{now()} ERROR {failure.reason}\n{failure.traceback}\n")
+    except OSError:
+        traceback.print_exc()
+
+
+def _write_report(folder: RunFolder) -> None:
+    """report.html, by a program of its own: no failure there can touch the run."""
+    if not folder.metrics_path.exists():
+        return
+    command = [sys.executable, "-m", "rlexp.report", str(folder.path)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=REPORT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("report.html was not written: %s", error)
+        return
+    if done.returncode:
+        log.warning("report.html was not written: %s", done.stderr.strip()[-2000:])
+
+
+def _finished_text(folder: RunFolder) -> str:
+    """What a finished run says when it is started again."""
+    summary = folder.summary() or {}
+    evaluation = summary.get("evaluation") or {}
+    accuracies = [evaluation.get(when, {}).get("accuracy") for when in ("start", "end")]
+    learnt = f", accuracy {accuracies[0]:.3f} -> {accuracies[1]:.3f}" if None not in accuracies else ""
+    return (
+        f"{folder.path} is finished ({summary.get('steps', '?')} steps{learnt}).\n"
+        "A larger trainer.max_steps continues it; run.resume=never trains it anew; another run.name starts a second one."
+    )

@@ -1,0 +1,145 @@
+"""Line charts as inline SVG: no script, no network, sharp at any size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+WIDTH, HEIGHT = 380, 190
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
+MOST_POINTS = 300
+"""Points of a line; longer series are averaged in equal pieces"""
+SMOOTHED_FROM = 30
+"""Points from which on a single line is also drawn smoothed"""
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart. dots: few measured points, joined, instead of a dense curve."""
+
+    label: str
+    points: Points
+    dots: bool = False
+
+
+def chart(title: str, lines: Sequence[Line]) -> str:
+    """A figure with the lines over one pair of axes; x is the step. Empty text when there is nothing to draw."""
+    lines = [Line(line.label, thin(line.points), line.dots) for line in lines if line.points]
+    if not lines:
+        return ""
+    x_axis = Axis.over([x for line in lines for x, _ in line.points], LEFT, WIDTH - RIGHT, whole=True)
+    y_axis = Axis.over([y for line in lines for _, y in line.points], HEIGHT - BOTTOM, TOP)
+    parts = [_grid(x_axis, y_axis)]
+    for line, colour in zip(lines, COLOURS * (len(lines) // len(COLOURS) + 1), strict=False):
+        parts.append(_line(line, colour, x_axis, y_axis, alone=len(lines) == 1))
+    last = lines[0].points[-1][1]
+    legend = (
+        "".join(f'<span style="color:{colour}">● {escape(line.label)}</span>' for line, colour in zip(lines, COLOURS, strict=False)) if len(lines) > 1 else ""
+    )
+    head = f"<figcaption><b>{escape(title)}</b><i>{number(last)}</i></figcaption>" + (f'<div class="legend">{legend}</div>' if legend else "")
+    return f'<figure>{head}<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear scale with round ticks."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: tuple[float, ...]
+
+    @classmethod
+    def over(cls, values: Sequence[float], start: float, end: float, whole: bool = False) -> Axis:
+        """The axis that holds the values. whole: ticks are whole numbers."""
+        low, high = min(values), max(values)
+        if low == high:
+            pad = abs(low) * 0.1 or 0.5
+            low, high = (low - 1, high + 1) if whole else (low - pad, high + pad)
+        step = _round_step((high - low) / 4)
+        if whole:
+            step = max(1.0, math.ceil(step))
+        else:
+            low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        first = math.ceil(low / step - 1e-9)
+        return cls(low, high, start, end, tuple(number * step for number in range(first, math.floor(high / step + 1e-9) + 1)))
+
+    def place(self, value: float) -> float:
+        """Where a value lies in the picture."""
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+
+def _round_step(rough: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _grid(x_axis: Axis, y_axis: Axis) -> str:
+    parts = []
+    for tick in y_axis.ticks:
+        y = y_axis.place(tick)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/><text x="{LEFT - 6}" y="{y + 3.5}" text-anchor="end">{number(tick)}</text>'
+        )
+    for tick in x_axis.ticks:
+        parts.append(f'<text x="{x_axis.place(tick)}" y="{HEIGHT - 7}" text-anchor="middle">{number(tick)}</text>')
+    return "".join(parts)
+
+
+def _line(line: Line, colour: str, x_axis: Axis, y_axis: Axis, alone: bool) -> str:
+    smooth = alone and not line.dots and len(line.points) >= SMOOTHED_FROM
+    drawn = _path(line.points, colour, x_axis, y_axis, faint=smooth)
+    if smooth:
+        drawn += _path(smoothed(line.points), colour, x_axis, y_axis)
+    if line.dots or len(line.points) == 1:
+        drawn += "".join(
+            f'<circle cx="{x_axis.place(x)}" cy="{y_axis.place(y)}" r="3" fill="{colour}"><title>step {number(x)}: {number(y)}</title></circle>'
+            for x, y in line.points
+        )
+    return drawn
+
+
+def _path(points: Points, colour: str, x_axis: Axis, y_axis: Axis, faint: bool = False) -> str:
+    corners = " ".join(f"{x_axis.place(x)},{y_axis.place(y)}" for x, y in points)
+    width, opacity = (1, 0.3) if faint else (1.8, 1)
+    return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"/>'
+
+
+def smoothed(points: Points, weight: float = 0.85) -> list[tuple[float, float]]:
+    """Exponential moving average, started without bias."""
+    total, mass, out = 0.0, 0.0, []
+    for x, y in points:
+        total, mass = weight * total + (1 - weight) * y, weight * mass + (1 - weight)
+        out.append((x, total / mass))
+    return out
+
+
+def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most `most` points: equal pieces, each by its mean."""
+    if len(points) <= most:
+        return list(points)
+    edges = [round(place * len(points) / most) for place in range(most + 1)]
+    pieces = [points[begin:end] for begin, end in itertools.pairwise(edges)]
+    return [(sum(x for x, _ in piece) / len(piece), sum(y for _, y in piece) / len(piece)) for piece in pieces]
+
+
+def number(value: float) -> str:
+    """A number short enough for an axis: 0.42, 12, 3.5k, 2e-06."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.3g}M"
+    if size >= 1e4:
+        return f"{value / 1e3:.3g}k"
+    if size == 0 or size < 1e-12:
+        return "0"
+    if size < 1e-3:
+        return f"{value:.0e}" if float(f"{value:.0e}") == value else f"{value:.1e}"
+    return f"{value:.4g}"
