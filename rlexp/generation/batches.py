@@ -101,12 +101,19 @@ class Prompts:
         return (torch.arange(width, device=self.ids.device) - (width - self.length[:, None])).clamp(min=0)
 
 
-def prompts_of(requests: Sequence[Request], pad_id: int, device: torch.device, distinct: bool = True) -> Prompts:
+def pad_id_of(policy: Policy) -> int:
+    """Any id will do for padding, since it is masked: the tokenizer's, else 0."""
+    pad = policy.tokenizer.pad_token_id
+    return pad if isinstance(pad, int) else 0
+
+
+def prompts_of(requests: Sequence[Request], policy: Policy, distinct: bool) -> Prompts:
     """The prompts of the requests; distinct: each different one once, in order of first appearance."""
     numbers: dict[object, int] = {}
     of_row = [numbers.setdefault(np.asarray(request.ids, np.int64).tobytes() if distinct else i, len(numbers)) for i, request in enumerate(requests)]
     width = max(len(request.ids) for request in requests)
-    ids = np.full((len(numbers), width), pad_id, np.int64)
+    device = next(policy.module.parameters()).device
+    ids = np.full((len(numbers), width), pad_id_of(policy), np.int64)
     length = np.zeros(len(numbers), np.int64)
     for number, request in zip(of_row, requests, strict=True):
         length[number] = len(request.ids)

@@ -38,10 +38,8 @@ class NativeGenerator(ModelGenerator):
 
     def sample_batch(self, policy: Policy, requests: Sequence[Request]) -> list[Turn]:
         """One turn for each request."""
-        device = next(policy.module.parameters()).device
-        pad = policy.tokenizer.pad_token_id
-        prompts = prompts_of(requests, pad if isinstance(pad, int) else 0, device)
-        ledger = Ledger(requests, policy, device)
+        prompts = prompts_of(requests, policy, distinct=True)
+        ledger = Ledger(requests, policy, prompts.ids.device)
         with inference(policy.module):
             _decode(_Rows(policy, prompts, ledger.width), ledger)
         return ledger.turns(self.version)
