@@ -1,0 +1,98 @@
+"""Plays tasks: samples rollouts, scores them, and gives every rank the same groups. Training and evaluation use it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlexp.generation.base import BadPrompt, Generator
+from rlexp.records.request import Sampling
+from rlexp.records.rollout import GenerationBatch, Rollout
+from rlexp.records.state import TrainerState
+from rlexp.rollout.agent_loops.single_turn import single_turn
+from rlexp.rollout.exchange import Exchange, Part, block, merged, on_every_rank, without_tasks
+from rlexp.rollout.start import AgentLoop, Start
+from rlexp.rollout.wave import play_together
+
+if TYPE_CHECKING:
+    from rlexp.chat.rendering import Renderer
+
+Task = tuple[int, int, dict[str, Any]]
+"""(epoch, index, task)"""
+
+
+class Scorer(Protocol):
+    """rlexp.rewards.runner.RewardRunner: fills in rewards, reward and extra of each rollout."""
+
+    async def score(self, rollouts: list[Rollout], state: TrainerState) -> dict[str, tuple[float, float]]:
+        """Returns what the rewards logged: name -> (sum, count)."""
+        ...
+
+
+class Player:
+    """Turns tasks into scored groups.
+
+    renderers: by policy. seed: of the run. agent_loop: how a task is played. prompt_limit: TaskData.prompt_limit. Close it at the
+    end: it keeps one event loop, so that async rewards and tools may keep their connections from batch to batch.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        renderers: Mapping[str, Renderer],
+        reward_runner: Scorer,
+        seed: int,
+        collectives: Exchange,
+        *,
+        agent_loop: AgentLoop = single_turn,
+        prompt_limit: int | None = None,
+    ) -> None:
+        self.generator, self.renderers, self.reward_runner = generator, renderers, reward_runner
+        self.seed, self.collectives = seed, collectives
+        self.agent_loop, self.prompt_limit = agent_loop, prompt_limit
+        self._loop = asyncio.Runner()
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        *,
+        num_generations: int,
+        sampling: Sampling,
+        max_completion_length: int,
+        max_turn_length: int | None = None,
+        purpose: str,
+        state: TrainerState,
+    ) -> GenerationBatch:
+        """Play each task num_generations times.
+
+        The list of all plays is cut into one contiguous block for each rank; groups come back whole, in the order of the tasks, the
+        same on every rank. purpose: "train" or "eval". Raises on every rank when one fails; UserError for a prompt that does not fit.
+        """
+        starts = [
+            Start(task, epoch, index, number, self.seed, purpose, sampling, max_completion_length, max_turn_length, self.prompt_limit)
+            for epoch, index, task in tasks
+            for number in range(num_generations)
+        ]
+        mine = block(starts, self.collectives.rank, self.collectives.world)
+        parts = on_every_rank(self.collectives, lambda: self._part(mine, state))
+        return merged(parts, {(epoch, index): task for epoch, index, task in tasks})
+
+    def close(self) -> None:
+        """Close the event loop."""
+        self._loop.close()
+
+    def _part(self, starts: Sequence[Start], state: TrainerState) -> Part:
+        began = time.perf_counter()
+        played = self._loop.run(play_together([self._play_one(start) for start in starts]))
+        rollouts = [rollout for several in played for rollout in several]
+        sampled = time.perf_counter()
+        metrics = self._loop.run(self.reward_runner.score(rollouts, state)) if rollouts else {}
+        return Part(without_tasks(rollouts), metrics, {"generation": sampled - began, "reward": time.perf_counter() - sampled})
+
+    async def _play_one(self, start: Start) -> list[Rollout]:
+        try:
+            return await self.agent_loop(start, self.generator, self.renderers)
+        except BadPrompt as error:
+            raise BadPrompt(f"{start.purpose} task {start.index} of epoch {start.epoch}: {error}") from error
