@@ -141,8 +141,8 @@ def build_data(config: RunConfig, strategy: SingleStrategy) -> TaskData:
 
 def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> TaskData:
     """Refuse, drop or cut prompts that are too long, and refuse rollouts that could fit no row, before long work starts."""
-    limit = min(config.data.max_prompt_length or loaded.context, loaded.context - 1)
-    data, longest = fit_prompts(data, lambda prompt: renderer.render(prompt).ids, limit, config.data.overlong_prompt)
+    length, mode = config.data.max_prompt_length, config.data.overlong_prompt
+    data, longest = fit_prompts(data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=length, mode=mode)
     row = config.trainer.tokens_per_microbatch
     possible = min(longest + config.rollout.max_completion_length, loaded.context)
     if possible > row and config.trainer.oversize_samples == "error":

@@ -30,7 +30,7 @@ class AdditionDataConfig(DataConfig):
     """Procedural addition: `12+34=` with the sum as answer; train and held-out tasks are disjoint."""
 
     name: str = "addition"
-    digits: int = option(2, "Digits of each operand", ge=1, le=6)
+    digits: int = option(2, "Most digits of each operand", ge=1, le=6)
     size: int = option(2000, "Training tasks", ge=1)
     conversational: bool = option(True, "Prompts as messages (rendered by the chat template) instead of plain text")
 
@@ -44,6 +44,7 @@ class ReasoningGymDataConfig(DataConfig):
     params: Dict[str, Any] = option({}, "Its parameters, e.g. data.params='{min_digits: 1, max_digits: 2}'")
     size: int = option(2000, "Training tasks", ge=1)
     suffix: str = option("", "Text put after each question, e.g. how to format the answer")
+    conversational: bool = option(True, "Prompts as messages (rendered by the chat template) instead of plain text")
 
 
 @dataclass
@@ -51,10 +52,10 @@ class TabularDataConfig(DataConfig):
     """What data from files and from the hub share."""
 
     prompt_column: str = option("prompt", "Column that holds the prompt (text or a list of messages)")
-    columns: Dict[str, str] = option({}, "New name of a column for the rewards, as {new: old}")
+    columns: Dict[str, str] = option({}, "New names of columns for the rewards, as {new: old}")
     conversational: bool = option(False, "Wrap a text prompt as one user message")
     prompt_template: Optional[str] = option(None, "Text with {column} places that makes the prompt from the row")
-    size: Optional[int] = option(None, "Use only the first tasks; null: all", ge=1)
+    size: Optional[int] = option(None, "Use only the first training tasks; null: all", ge=1)
     eval_path: Optional[str] = option(None, "File with the held-out tasks; null: eval_split, or eval_size tasks split off")
 
 

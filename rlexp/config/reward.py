@@ -45,7 +45,7 @@ class AccuracyRewardConfig(RewardTermConfig):
 
 @dataclass
 class ThinkFormatRewardConfig(RewardTermConfig):
-    """1.0 if the text is one closed think block followed by an answer, counting a block that the prompt opened."""
+    """1.0 if the text starts with one think block that is closed, counting a block that the prompt opened."""
 
     name: str = "think_format"
 
@@ -65,7 +65,7 @@ class CustomRewardConfig(RewardTermConfig):
 
     name: str = "custom"
     path: str = option(REQUIRED, "Where the function is, e.g. reward.terms.custom.path=my_rewards.py:length")
-    kwargs: Dict[str, str] = option({}, "Keyword arguments bound to the function, as text")
+    kwargs: Dict[str, Any] = option({}, "Keyword arguments bound to the function, e.g. '{cap: 3}'")
 
 
 @dataclass
