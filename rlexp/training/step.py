@@ -113,7 +113,7 @@ class StepRunner:
                 if "logp" in columns and first_pass:
                     local.add(_sampler_stats(inputs))
                     local.first_logp[f"{model}/{i}"] = np.stack([micro_batch.row.term_L, columns["logp"].detach().double().cpu().numpy()])
-                if not math.isfinite(float(result.loss)):
+                if not math.isfinite(float(result.loss.detach())):
                     local.bad.append(self._describe(model, micro_batch, terms, columns, inputs, number))
         return local
 
