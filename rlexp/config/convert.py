@@ -81,7 +81,7 @@ def _leaf(field: dataclasses.Field, hint: Any, value: Any, key: str, problems: l
 
 
 def _section(config: type, data: Any, prefix: str, problems: list[str]) -> Any:
-    """A section read as the dataclass `config`; a field with a problem keeps its default, and the problem is noted."""
+    """A section read as the dataclass `config`; a field with a problem is None, and the problem is noted."""
     if not isinstance(data, Mapping):
         problems.append(f"{prefix[:-1]}={data!r} must be a section of keys, not a single value")
         return config()
@@ -92,15 +92,13 @@ def _section(config: type, data: Any, prefix: str, problems: list[str]) -> Any:
     for name, field in fields.items():
         if name not in data:
             continue
-        key, noted = f"{prefix}{name}", len(problems)
+        key = f"{prefix}{name}"
         if name == "terms" and prefix[:-1] in REGISTRIES and REGISTRIES[prefix[:-1]].multi:
-            value = _terms(REGISTRIES[prefix[:-1]], data[name], key, problems)
+            values[name] = _terms(REGISTRIES[prefix[:-1]], data[name], key, problems)
         elif dataclasses.is_dataclass(hints[name]):
-            value = _section(hints[name], data[name], f"{key}.", problems)
+            values[name] = _section(hints[name], data[name], f"{key}.", problems)
         else:
-            value = _leaf(field, hints[name], data[name], key, problems)
-        if len(problems) == noted or value is not None:
-            values[name] = value
+            values[name] = _leaf(field, hints[name], data[name], key, problems)
     return config(**values)
 
 

@@ -8,7 +8,7 @@ once, in one wording.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +56,14 @@ def _singles(override: Override) -> list[tuple[str, Any]]:
     return [(key, parser.parse_override(f"{key}={value}").value()) for value in override.sweep_string_iterator()] if override.is_discrete_sweep() else []
 
 
-def _option_problems(group: str, value: Any, loader: ConfigLoader, lines: list[str]) -> list[str]:
-    """Options of a group that do not exist."""
-    options = loader.get_group_options(group, config_name=CONFIG_NAME, overrides=lines)
-    chosen = value if isinstance(value, list) else [value]
-    return [
-        f"{group}={option}: no such option{did_you_mean(closest(str(option), options))} ({group} has {', '.join(options)}){plugins.failure_hint()}"
-        for option in chosen
-        if option is not None and str(option) not in options
-    ]
+def _option_problem(group: str, option: Any, options: list[str]) -> str | None:
+    """The message for an option that the group does not have, or None."""
+    if option is None or str(option) in options:
+        return None
+    return f"{group}={option}: no such option{did_you_mean(closest(str(option), options))} ({group} has {', '.join(options)}){plugins.failure_hint()}"
 
 
-def _set(data: dict[str, Any], key: str, value: Any) -> None:
+def set_value(data: dict[str, Any], key: str, value: Any) -> None:
     """Put a value at a dotted key of nested dicts; what is in the way becomes a dict, for the conversion to complain about."""
     *path, last = key.split(".")
     for part in path:
@@ -88,35 +84,23 @@ def _value_problems(lines: list[str], values: list[list[tuple[str, Any]]]) -> li
         data = OmegaConf.to_container(OmegaConf.create(composed))
         assert isinstance(data, dict)
         for key, value in itertools.chain(firsts, extra):
-            _set(data, key, value)  # type: ignore[arg-type]
+            set_value(data, key, value)  # type: ignore[arg-type]
         found += all_problems(data)[1]  # type: ignore[arg-type]
     return list(dict.fromkeys(found))
 
 
-def _sort(overrides: list[Override], loader: ConfigLoader, lines: list[str]) -> Iterator[tuple[str, str, Any]]:
-    """Each override as ("group", line of one valid option or "", problems), ("value", "", choices) or ("other", line, None)."""
-    groups = set(_all_groups(loader))
-    for override in overrides:
-        key, line = override.key_or_group, override.input_line or ""
-        if key.startswith("hydra") or override.is_delete() or override.package is not None:
-            yield "other", line, None
-        elif key in groups and not isinstance(override.value(), dict):
-            choices = _singles(override)
-            wrong = [problem for _, value in choices for problem in _option_problems(key, value, loader, lines)]
-            if override.is_add():
-                wrong.append(f"{line}: leave out the +, the group has a choice already: {line.lstrip('+')}")
-            good = [value for _, value in choices if not _option_problems(key, value, loader, lines)]
-            text = f"[{','.join(map(str, good[0]))}]" if good and isinstance(good[0], list) else str(good[0]) if good else ""
-            yield "group", f"{key}={text}" if good and good[0] is not None else "", wrong
-        else:
-            yield "value", "", _singles(override)
-
-
-def _all_groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
-    for name in loader.list_groups(parent):
-        group = f"{parent}/{name}" if parent else name
-        yield group
-        yield from _all_groups(loader, group)
+def _group_override(override: Override, options: list[str]) -> tuple[str, list[str]]:
+    """A group's override with the first choice that exists ("" when none does), and its problems."""
+    group, line = override.key_or_group, override.input_line or ""
+    problems, good = [], []
+    for _, value in _singles(override):
+        found = [_option_problem(group, option, options) for option in (value if isinstance(value, list) else [value])]
+        problems += [problem for problem in found if problem]
+        if not any(found) and value is not None:
+            good.append(f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value))
+    if override.is_add():
+        problems.append(f"{line}: leave out the +, the group has a choice already: {line.lstrip('+')}")
+    return f"{group}={good[0]}" if good else "", problems
 
 
 def command_line_problems(lines: Sequence[str], config_dir: str | None = None) -> list[str]:
@@ -130,14 +114,18 @@ def command_line_problems(lines: Sequence[str], config_dir: str | None = None) -
         loader = GlobalHydra.instance().config_loader()
         overrides, problems = _parse(lines, loader)
         composed, values = list(search), []
-        for kind, line, found in _sort(overrides, loader, search):
-            if kind == "value":
-                values.append(found)
-            elif kind == "group":
+        for override in overrides:
+            key = override.key_or_group
+            if key.startswith("hydra") or override.is_delete() or override.package is not None:
+                composed.append(override.input_line or "")
+                continue
+            options = [] if "." in key else loader.get_group_options(key, config_name=CONFIG_NAME, overrides=search)
+            if options and not isinstance(override.value(), dict):
+                line, found = _group_override(override, options)
                 problems += found
                 composed += [line] if line else []
             else:
-                composed.append(line)
+                values.append(_singles(override))
         try:
             return problems + _value_problems(composed, values)
         except HydraException:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _TRUE, _FALSE = {"true", "yes", "on", "y", "1"}, {"false", "no", "off", "n", "0"}
 
 
@@ -48,7 +50,10 @@ def _str(value: Any) -> str:
 
 
 def _free_form(value: Any) -> dict[str, Any]:
-    """A section whose keys belong to another library: a dict, or the same as a JSON string."""
+    """A section whose keys belong to another library: a dict, or the same as a JSON string.
+
+    YAML reads 1e-1 as text where Hydra and JSON read a number; here it is a number whichever way it came in.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -56,7 +61,7 @@ def _free_form(value: Any) -> dict[str, Any]:
             raise WrongType(f"a dict or a JSON string of one ({error})") from None
     if not isinstance(value, Mapping):
         raise WrongType("a dict or a JSON string of one")
-    return {str(key): item for key, item in value.items()}
+    return {str(key): float(item) if isinstance(item, str) and _EXPONENT.fullmatch(item) else item for key, item in value.items()}
 
 
 def convert_value(value: Any, hint: Any) -> Any:

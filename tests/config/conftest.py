@@ -6,18 +6,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 from rlexp import resolvers
 from rlexp.components import register_all
 from rlexp.config.convert import to_run_config
+from rlexp.config.overrides import set_value
 from rlexp.config.run import RunConfig
 from rlexp.registry import conf_dir
+from rlexp.train import main
 
 Compose = Callable[..., RunConfig]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,6 +47,7 @@ def _registered() -> None:
 def compose_raw() -> Callable[..., DictConfig]:
     """Compose overrides as Hydra does, hydra's own node included on request."""
 
+    @cache
     def run(*overrides: str, with_hydra: bool = False) -> DictConfig:
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
@@ -57,6 +62,20 @@ def compose_run(compose_raw: Callable[..., DictConfig]) -> Compose:
 
 
 @pytest.fixture(scope="session")
+def quick_run(compose_raw: Callable[..., DictConfig]) -> Compose:
+    """As compose_run, but only the choices of groups are composed; values are set in the result, which is much faster."""
+
+    def run(*overrides: str) -> RunConfig:
+        values = [override for override in overrides if "." in override.partition("=")[0]]
+        data = OmegaConf.to_container(compose_raw(*(override for override in overrides if override not in values)))
+        for override in OverridesParser.create().parse_overrides(values):
+            set_value(data, override.key_or_group, override.value())
+        return to_run_config(data)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def train_command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Run `rlexp-train ARGUMENTS` in a process and an empty folder of its own; it fails if torch gets imported."""
 
@@ -65,5 +84,21 @@ def train_command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         return subprocess.run(
             [sys.executable, "-c", _MAIN, *arguments], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
         )
+
+    return run
+
+
+@pytest.fixture
+def train_main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run the program in this process and an empty folder: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("RLEXP_SWEEP", raising=False)
+        monkeypatch.setattr(sys, "argv", ["rlexp-train", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
 
     return run

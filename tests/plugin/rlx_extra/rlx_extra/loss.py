@@ -2,7 +2,6 @@
 
 from rlexp.losses.inputs import LossInputs, PolicyTerm
 from rlexp.losses.ratio import importance_ratio
-
 from rlx_extra import MineConfig
 
 
