@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlexp.config.errors import UserError
 from rlexp.config.fields import problems_of
 from rlexp.config.generation import GenerationConfig
+from rlexp.config.values import WrongType, convert_value
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import Turn
 
@@ -25,7 +24,6 @@ _ALIASES = {"stop_strings": "stop", "stop_token_ids": "stop_ids"}
 """transformers' and vLLM's names of options that have a key of their own"""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stop_ids")
-_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
 class Policy(Protocol):
@@ -100,20 +98,11 @@ class LocalGenerator(ABC):
 
 
 def free_form(value: Any, key: str) -> dict[str, Any]:
-    """A free-form section (a dict, a JSON string or null) as a dict; text like 1e-6 becomes a float whichever way it came in.
-
-    Raises UserError naming the key.
-    """
-    if value is None or value == "":
-        return {}
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{key} is not valid JSON ({error}); write it like {key}='{{\"length_penalty\": 0.1}}'") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{key} must be a dict or a JSON object, not {type(value).__name__}")
-    return {str(name): float(item) if isinstance(item, str) and _EXPONENT.fullmatch(item) else item for name, item in value.items()}
+    """A free-form section (a dict, a JSON string or null) as a dict. Raises UserError naming the key."""
+    try:
+        return convert_value(value, Any) or {}
+    except WrongType as error:
+        raise UserError(f"{key}={value} has the wrong type: it must be {error}") from error
 
 
 def sampling_from(config: GenerationConfig, *, temperature: float | None = None) -> Sampling:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlexp.config.generation import RolloutConfig
 from rlexp.generation.base import BadPrompt, Generator
 from rlexp.records.request import Sampling
 from rlexp.records.rollout import GenerationBatch, Rollout
@@ -34,44 +35,41 @@ class Scorer(Protocol):
 class Player:
     """Turns tasks into scored groups.
 
-    renderers: by policy. seed: of the run. agent_loop: how a task is played. prompt_limit: TaskData.prompt_limit. Close it at the
-    end: it keeps one event loop, so that async rewards and tools may keep their connections from batch to batch.
+    seed: of the run. agents: agent -> policy; None is one agent. agent_loop: how a task is played; None is a single turn.
+    prompt_limit: TaskData.prompt_limit. Close it at the end: it keeps one event loop, so that async rewards and tools may keep their
+    connections from batch to batch.
     """
 
     def __init__(
         self,
+        config: RolloutConfig,
+        *,
         generator: Generator,
-        renderers: Mapping[str, Renderer],
-        reward_runner: Scorer,
+        renderer: Renderer,
+        rewards: Scorer,
         seed: int,
         collectives: Exchange,
-        *,
-        agent_loop: AgentLoop = single_turn,
+        agents: Mapping[str, str] | None = None,
+        agent_loop: AgentLoop | None = None,
         prompt_limit: int | None = None,
     ) -> None:
-        self.generator, self.renderers, self.reward_runner = generator, renderers, reward_runner
-        self.seed, self.collectives = seed, collectives
-        self.agent_loop, self.prompt_limit = agent_loop, prompt_limit
+        self.config, self.seed, self.collectives = config, seed, collectives
+        self.generator, self.renderer, self.rewards = generator, renderer, rewards
+        self.agents = agents or {"policy": "policy"}
+        self.agent_loop = agent_loop or single_turn
+        self.prompt_limit = prompt_limit
         self._loop = asyncio.Runner()
 
-    def play(
-        self,
-        tasks: Sequence[Task],
-        *,
-        num_generations: int,
-        sampling: Sampling,
-        max_completion_length: int,
-        max_turn_length: int | None = None,
-        purpose: str,
-        state: TrainerState,
-    ) -> GenerationBatch:
+    def play(self, tasks: Sequence[Task], *, num_generations: int, sampling: Sampling, purpose: str, state: TrainerState) -> GenerationBatch:
         """Play each task num_generations times.
 
         The list of all plays is cut into one contiguous block for each rank; groups come back whole, in the order of the tasks, the
-        same on every rank. purpose: "train" or "eval". Raises on every rank when one fails; UserError for a prompt that does not fit.
+        same on every rank. purpose: "train", "eval", ...; a part of the random keys. Raises on every rank when one fails; UserError
+        for a prompt that does not fit the context.
         """
+        lengths = (self.config.max_completion_length, self.config.max_turn_length)
         starts = [
-            Start(task, epoch, index, number, self.seed, purpose, sampling, max_completion_length, max_turn_length, self.prompt_limit)
+            Start(task, epoch, index, number, self.seed, purpose, sampling, *lengths, self.agents, self.prompt_limit)
             for epoch, index, task in tasks
             for number in range(num_generations)
         ]
@@ -88,11 +86,11 @@ class Player:
         played = self._loop.run(play_together([self._play_one(start) for start in starts]))
         rollouts = [rollout for several in played for rollout in several]
         sampled = time.perf_counter()
-        metrics = self._loop.run(self.reward_runner.score(rollouts, state)) if rollouts else {}
+        metrics = self._loop.run(self.rewards.score(rollouts, state)) if rollouts else {}
         return Part(without_tasks(rollouts), metrics, {"generation": sampled - began, "reward": time.perf_counter() - sampled})
 
     async def _play_one(self, start: Start) -> list[Rollout]:
         try:
-            return await self.agent_loop(start, self.generator, self.renderers)
+            return await self.agent_loop(start, self.generator, self.renderer)
         except BadPrompt as error:
             raise BadPrompt(f"{start.purpose} task {start.index} of epoch {start.epoch}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,18 +36,25 @@ class Start:
     """tokens of the whole rollout"""
     max_turn_length: int | None = None
     """tokens of one request"""
+    agents: Mapping[str, str] = field(default_factory=lambda: {"policy": "policy"})
+    """who plays: agent -> the policy that samples for it"""
     prompt_limit: int | None = None
     """keep only so many of a prompt's last tokens (data.overlong_prompt=cut_left)"""
 
-    def group(self, agent: str = "policy") -> tuple[int, int, str]:
+    @property
+    def joint(self) -> tuple[int, int, int] | None:
+        """The key that rollouts of several agents share because they were played together; None for one agent."""
+        return (self.epoch, self.index, self.number) if len(self.agents) > 1 else None
+
+    def group(self, agent: str) -> tuple[int, int, str]:
         """Key of the group its rollout is compared in."""
         return (self.epoch, self.index, agent)
 
-    def request(self, ids: np.ndarray, *, turn: int = 0, used: int = 0, policy: str = "policy") -> Request:
+    def request(self, ids: np.ndarray, *, policy: str, turn: int = 0, used: int = 0) -> Request:
         """The sampling request of a turn, with its own random key.
 
-        ids: int64 [p], the prompt. turn: number of this request in the rollout. used: tokens that earlier turns took of
-        max_completion_length.
+        ids: int64 [p], the prompt. turn: number of this request in the play, over all its agents. used: tokens that earlier turns
+        of the rollout took of max_completion_length.
         """
         left = self.max_completion_length - used
         most = left if self.max_turn_length is None else min(left, self.max_turn_length)
@@ -55,5 +62,5 @@ class Start:
         return Request(ids, key(self.seed, self.purpose, *place), most, self.sampling, policy, place)
 
 
-AgentLoop = Callable[[Start, Generator, "Mapping[str, Renderer]"], Awaitable[list[Rollout]]]
-"""(start, generator, renderers by policy) -> rollouts, one for each agent; their group keys begin with (epoch, index)"""
+AgentLoop = Callable[[Start, Generator, "Renderer"], Awaitable[list[Rollout]]]
+"""(start, generator, renderer) -> rollouts, one for each agent; their group keys begin with (epoch, index)"""

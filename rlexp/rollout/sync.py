@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rlexp.config.generation import RolloutConfig
@@ -19,34 +19,34 @@ class Order(Protocol):
         """The tasks of a generation batch: (epoch, index, task)."""
         ...
 
+    def epoch_of(self, batches: int) -> float:
+        """Epochs that so many batches are."""
+        ...
+
 
 class SyncSource:
-    """Batch n holds the tasks `order.batch(n)`: the batch number is its whole state.
+    """Batch n holds the tasks `order.batch(n)`: the batch number is its whole state. sampling: of training."""
 
-    sampling: of training. state: asked at each batch for what rewards may know of the progress.
-    """
-
-    def __init__(
-        self, config: RolloutConfig, *, order: Order, player: Player, num_generations: int, sampling: Sampling, state: Callable[[], TrainerState]
-    ) -> None:
-        self.config, self.order, self.player = config, order, player
-        self.num_generations, self.sampling, self.state = num_generations, sampling, state
+    def __init__(self, config: RolloutConfig, *, order: Order, player: Player, sampling: Sampling, num_generations: int) -> None:
+        self.order, self.player = order, player
+        self.sampling, self.num_generations = sampling, num_generations
         self.number = 0
 
-    def next(self) -> GenerationBatch:
-        """The next batch: whole groups with rewards, the same on every rank."""
-        batch = self.player.play(
-            self.order.batch(self.number),
-            num_generations=self.num_generations,
-            sampling=self.sampling,
-            max_completion_length=self.config.max_completion_length,
-            max_turn_length=self.config.max_turn_length,
-            purpose="train",
-            state=self.state(),
-        )
+    def next(self, state: TrainerState) -> GenerationBatch:
+        """The next batch: whole groups with rewards, the same on every rank. state: what rewards may know of the progress."""
+        tasks = self.order.batch(self.number)
+        batch = self.player.play(tasks, num_generations=self.num_generations, sampling=self.sampling, purpose="train", state=state)
         batch.step_hint = self.number
         self.number += 1
         return batch
+
+    def publish(self, version: int) -> None:
+        """The weights have changed: the generator reads them live, and stamps what it samples with the version."""
+        self.player.generator.set_version(version)
+
+    def epoch(self) -> float:
+        """Epochs generated so far."""
+        return self.order.epoch_of(self.number)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the next batch."""
