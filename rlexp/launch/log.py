@@ -45,14 +45,14 @@ def logging_to(path: Path, console: bool = True) -> Iterator[None]:
     logger.propagate = False  # whoever configured the root logger would print everything a second time
     for handler in handlers:
         logger.addHandler(handler)
-    outside = faulthandler.is_enabled()
-    faulthandler.enable(stream)
+    crashes = not faulthandler.is_enabled()  # else somebody (PYTHONFAULTHANDLER, pytest) wants them elsewhere
+    if crashes:
+        faulthandler.enable(stream)
     try:
         yield
     finally:
-        faulthandler.disable()
-        if outside:
-            faulthandler.enable()
+        if crashes:
+            faulthandler.disable()
         for handler in handlers:
             logger.removeHandler(handler)
         stream.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -34,12 +35,11 @@ class Rank:
     output: Path | None
 
     def kill(self, number: int) -> None:
-        """Send a signal to the process, or to all of its group when it is the last one, SIGKILL."""
-        if self.process.poll() is not None:
-            return
+        """Send a signal to the process; SIGKILL to all of its group, so that no child of a rank outlives it."""
         if number == signal.SIGKILL:
-            os.killpg(self.process.pid, number)
-        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+        elif self.process.poll() is None:
             self.process.send_signal(number)
 
 

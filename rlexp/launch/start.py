@@ -108,8 +108,9 @@ def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
 
 def _say(folder: RunFolder, failure: Failure) -> None:
     """The failure on the console; the traceback in train.log, and on the console too unless the reason says all."""
-    text = failure.reason if failure.expected or not failure.traceback else f"{failure.traceback.rstrip()}\n\n{failure.reason}"
-    print(f"error: {text}", file=sys.stderr)
+    if failure.traceback and not failure.expected:
+        print(failure.traceback.rstrip(), file=sys.stderr)
+    print(f"error: {failure.reason}", file=sys.stderr)
     try:
         with open(folder.log_path, "a", encoding="utf-8") as file:
             file.write(f"{now()} ERROR {failure.reason}\n{failure.traceback}\n")

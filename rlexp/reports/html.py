@@ -17,17 +17,17 @@ from rlexp.reports.run_view import RunView, read_run
 from rlexp.reports.style import CSS
 from rlexp.reports.svg import COLOURS, Line, chart, number
 
-MAIN_CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Loss", ("loss",)),
-    ("Entropy", ("entropy",)),
-    ("Gradient norm", ("grad_norm",)),
-    ("KL to the reference", ("kl",)),
-    ("Clipped share", ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean")),
-    ("Truncated completions", ("completions/clipped_ratio",)),
-    ("Groups without signal", ("frac_reward_zero_std",)),
-    ("Learning rate", ("learning_rate",)),
-    ("Generated tokens per second", ("perf/tokens_per_s",)),
+MAIN_CHARTS = (
+    ("Loss", "loss"),
+    ("Entropy", "entropy"),
+    ("Gradient norm", "grad_norm"),
+    ("KL to the reference", "kl"),
+    ("Truncated completions", "completions/clipped_ratio"),
+    ("Groups without signal", "frac_reward_zero_std"),
+    ("Learning rate", "learning_rate"),
+    ("Generated tokens per second", "perf/tokens_per_s"),
 )
+"""(title, metric) of the charts that stand open"""
 
 
 def write_report(folder: Path) -> Path:
@@ -62,20 +62,19 @@ def _facts(run: RunView) -> str:
     facts: list[tuple[str, str]] = []
     start, end, best = (run.evaluation(when) for when in ("start", "end", "best"))
     if start is not None and end is not None:
-        facts.append((f"{number(start)} → {number(end)}", "held-out accuracy, start → end"))
+        facts.append((f"{start:.3f} → {end:.3f}", "held-out accuracy"))
         if best is not None and best > end:
-            facts.append((number(best), "best held-out accuracy"))
+            facts.append((f"{best:.3f}", "best held-out accuracy"))
     rewards = run.series("reward")
     if rewards:
         few = max(1, min(10, len(rewards) // 4))
         means = [sum(value for _, value in part) / len(part) for part in (rewards[:few], rewards[-few:])]
         facts.append(
-            (f"{number(means[0])} → {number(means[1])}", f"training reward, first and last {few} steps" if few > 1 else "training reward, first and last step")
+            (f"{means[0]:.3f} → {means[1]:.3f}", "reward in training")
         )
     facts.append((str(run.steps), "optimizer steps"))
     facts.append((_time(run.seconds), "training time"))
-    names = {"generated": "tokens sampled by the model", "forwarded": "tokens passed through it in training", "trained": "tokens trained on"}
-    facts += [(number(count), names.get(key, key)) for key, count in (run.summary.get("tokens") or {}).items()]
+    facts += [(number(count), f"{key} tokens") for key, count in (run.summary.get("tokens") or {}).items()]
     return '<div class="facts">' + "".join(f'<div class="fact"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in facts) + "</div>"
 
 
@@ -95,7 +94,9 @@ def _curves(run: RunView) -> str:
     figures.append(chart("pass@k on held-out tasks", [Line(name, run.series(name, "eval"), dots=True) for name in passes]))
     lengths = ("mean_length", "min_length", "max_length")
     figures.append(drawn("Completion length", [f"completions/{name}" for name in lengths], [name.removesuffix("_length") for name in lengths]))
-    figures += [drawn(title, wanted) for title, wanted in MAIN_CHARTS]
+    clips = ("region", "low", "high")
+    figures += [drawn(title, [name]) for title, name in MAIN_CHARTS]
+    figures.append(drawn("Clipped share of tokens", [f"clip_ratio/{name}_mean" for name in clips], clips))
     rest = "".join(chart(name, [Line(name, run.series(name))]) for name in names if name not in used)
     if not any(figures) and not rest:
         return '<h2>Curves</h2><p class="note">No step has been logged.</p>'

@@ -18,7 +18,7 @@ header { display: flex; gap: 14px; align-items: center; flex-wrap: wrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 0; }
 .fact, figure, .box { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .fact { padding: 12px 16px; }
-.fact b { display: block; font-size: 20px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.fact b { display: block; font-size: 18px; white-space: nowrap; font-weight: 650; font-variant-numeric: tabular-nums; }
 .fact span { color: var(--soft); font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: 14px; }
 figure { margin: 0; padding: 12px 12px 6px; }
@@ -29,6 +29,7 @@ svg text { font-size: 11px; fill: #64748b; }
 svg .grid { stroke: #e2e8f0; stroke-width: 1; }
 .legend { font-size: 12px; display: flex; gap: 12px; flex-wrap: wrap; padding: 0 4px 2px; }
 .box { overflow-x: auto; }
+.box + .note { margin-top: 16px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; vertical-align: top; padding: 7px 14px; border-top: 1px solid var(--line); }
 tr:first-child > th, tr:first-child > td { border-top: 0; }

@@ -113,12 +113,14 @@ def _path(points: Points, colour: str, x_axis: Axis, y_axis: Axis, faint: bool =
     return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"/>'
 
 
-def smoothed(points: Points, weight: float = 0.85) -> list[tuple[float, float]]:
-    """Exponential moving average, started without bias."""
-    total, mass, out = 0.0, 0.0, []
-    for x, y in points:
-        total, mass = weight * total + (1 - weight) * y, weight * mass + (1 - weight)
-        out.append((x, total / mass))
+def smoothed(points: Points) -> list[tuple[float, float]]:
+    """Mean of each point and its neighbours on both sides (a twentieth of the line each), which lags behind no trend."""
+    reach = max(1, len(points) // 20)
+    out = []
+    for place, (x, _) in enumerate(points):
+        window = min(reach, place, len(points) - 1 - place)
+        near = [y for _, y in points[place - window : place + window + 1]]
+        out.append((x, sum(near) / len(near)))
     return out
 
 
@@ -132,7 +134,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
 
 
 def number(value: float) -> str:
-    """A number short enough for an axis: 0.42, 12, 3.5k, 2e-06."""
+    """A number short enough for an axis: 0.42, 12, 3.5k, 2e-6."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:.3g}M"
@@ -141,5 +143,6 @@ def number(value: float) -> str:
     if size == 0 or size < 1e-12:
         return "0"
     if size < 1e-3:
-        return f"{value:.0e}" if float(f"{value:.0e}") == value else f"{value:.1e}"
+        digits, _, power = (f"{value:.0e}" if math.isclose(float(f"{value:.0e}"), value) else f"{value:.1e}").partition("e")
+        return f"{digits}e{int(power)}"
     return f"{value:.4g}"
