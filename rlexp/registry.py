@@ -111,6 +111,5 @@ TRACKERS = Registry("tracker", multi=True)
 STRATEGIES = Registry("strategy")
 
 REGISTRIES: dict[str, Registry] = {
-    registry.group: registry
-    for registry in (MODELS, PEFTS, DATA, REWARDS, GENERATORS, ROLLOUTS, ALGORITHMS, LOSSES, OPTIMIZERS, TRACKERS, STRATEGIES)
+    registry.group: registry for registry in (MODELS, PEFTS, DATA, REWARDS, GENERATORS, ROLLOUTS, ALGORITHMS, LOSSES, OPTIMIZERS, TRACKERS, STRATEGIES)
 }

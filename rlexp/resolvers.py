@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from omegaconf import OmegaConf
-
+from rlexp.config.hydra_versions import register_resolver
 from rlexp.config.names import job_name, sweep_name
 
 _SWEEP = "RLEXP_SWEEP"
@@ -19,5 +18,5 @@ def _sweep(name: str | None, overrides: Sequence[str]) -> str:
 
 def register() -> None:
     """Make `${rlexp.sweep:...}` and `${rlexp.job:...}` known to OmegaConf; idempotent."""
-    OmegaConf.register_new_resolver("rlexp.sweep", _sweep, replace=True)
-    OmegaConf.register_new_resolver("rlexp.job", job_name, replace=True)
+    register_resolver("rlexp.sweep", _sweep)
+    register_resolver("rlexp.job", job_name)

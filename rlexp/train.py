@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 
 import hydra
@@ -13,6 +12,7 @@ from rlexp import plugins, resolvers
 from rlexp.components import register_all
 from rlexp.config.convert import checked_config
 from rlexp.config.errors import UserError
+from rlexp.config.hydra_versions import BASE
 from rlexp.config.messages import guarded
 from rlexp.config.plan import plan_text
 from rlexp.registry import conf_dir
@@ -48,8 +48,7 @@ def main() -> None:
     register_all()
     plugins.install()
     resolvers.register()
-    options = {"version_base": "1.3"} if "version_base" in inspect.signature(hydra.main).parameters else {}
-    sys.exit(guarded(hydra.main(config_path=str(conf_dir()), config_name="config", **options)(body)))
+    sys.exit(guarded(hydra.main(config_path=str(conf_dir()), config_name="config", **BASE)(body)))
 
 
 if __name__ == "__main__":

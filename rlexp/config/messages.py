@@ -51,12 +51,24 @@ def _hydra_text(error: BaseException) -> str:
     return f"in the file {file.group(1)}.yaml: {reason}" if file else reason
 
 
-def explain(error: BaseException, arguments: argparse.Namespace) -> str:
-    """The message for an error of composition: all problems of the command line, else what Hydra says."""
+def _line_problems(arguments: argparse.Namespace) -> list[str]:
+    """Problems of the overrides, unless the command line names another primary config, which may hold anything."""
     elsewhere = arguments.config_path is not None or arguments.config_name is not None
     readable = not elsewhere and (arguments.config_dir is None or Path(arguments.config_dir).is_dir())
-    problems = command_line_problems(arguments.overrides, arguments.config_dir) if readable else []
+    return command_line_problems(arguments.overrides, arguments.config_dir) if readable else []
+
+
+def explain(error: BaseException, arguments: argparse.Namespace) -> str:
+    """The message for an error of composition: all problems of the command line, else what Hydra says."""
+    problems = _line_problems(arguments)
     return listed(problems) if problems else _hydra_text(error)
+
+
+def _check_sweep() -> None:
+    """Refuse a sweep with a wrong value before its folder is made: Hydra makes it first and composes the jobs then."""
+    problems = _line_problems(get_args_parser().parse_args()) if {"-m", "--multirun"}.intersection(sys.argv[1:]) else []
+    if problems:
+        raise UserError(listed(problems))
 
 
 def guarded(program: Callable[[], None]) -> int:
@@ -66,6 +78,7 @@ def guarded(program: Callable[[], None]) -> int:
     wanted = os.environ.get(_FULL)
     os.environ[_FULL] = "1"  # makes Hydra raise what it would print itself, so that it can be translated
     try:
+        _check_sweep()
         program()
         return 0
     except (UserError, HydraException, OmegaConfBaseException) as error:

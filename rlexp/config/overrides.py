@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 from rlexp import plugins
 from rlexp.config.convert import all_problems
+from rlexp.config.hydra_versions import BASE
 from rlexp.config.suggest import closest, did_you_mean
 from rlexp.registry import conf_dir
 
@@ -110,7 +111,7 @@ def command_line_problems(lines: Sequence[str], config_dir: str | None = None) -
     """
     GlobalHydra.instance().clear()
     search = [f'hydra.searchpath=["file://{Path(config_dir).resolve()}"]'] if config_dir else []
-    with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(conf_dir()), **BASE):
         loader = GlobalHydra.instance().config_loader()
         overrides, problems = _parse(lines, loader)
         composed, values = list(search), []

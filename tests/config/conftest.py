@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlexp import resolvers
 from rlexp.components import register_all
 from rlexp.config.convert import to_run_config
+from rlexp.config.hydra_versions import BASE
 from rlexp.config.overrides import set_value
 from rlexp.config.run import RunConfig
 from rlexp.registry import conf_dir
@@ -49,7 +50,7 @@ def compose_raw() -> Callable[..., DictConfig]:
 
     @cache
     def run(*overrides: str, with_hydra: bool = False) -> DictConfig:
-        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(conf_dir()), **BASE):
             return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
 
     return run

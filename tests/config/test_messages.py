@@ -39,7 +39,7 @@ def test_all_mistakes_of_a_command_line_at_once():
     assert command_line_problems(["loss=sap0", "model.foo=1", "loss.epsilon=abc", "trainer.steps_per_batch=0", "generation.top_p=1.5"]) == [
         "loss=sap0: no such option; did you mean dapo? (loss has bnpo, dapo, dr_grpo, grpo)",
         "model.foo: unknown key; model has attention, chat_template, disable_dropout, dtype, heads, hidden_size, init_seed, layers, name, "
-        "warm_start_digits, warm_start_steps",
+        "warm_start_accuracy, warm_start_digits",
         "loss.epsilon='abc' has the wrong type: it must be a number",
         "generation.top_p=1.5 is out of range: it must be > 0 and <= 1",
         "trainer.steps_per_batch=0 is out of range: it must be >= 1",

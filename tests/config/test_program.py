@@ -115,6 +115,14 @@ def test_a_sweep_over_lists_and_paths_has_sibling_folders(train_main, tmp_path):
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == names
 
 
+@pytest.mark.parametrize("sweep", [["loss=dapo,sap0"], ["loss.epsilon=0.1,-1"], ["trainer.steps_per_batch=1,3"], ["loss=glob(*)", "run.sed=range(3)"]], ids=str)
+def test_a_wrong_value_of_a_sweep_is_refused_before_a_folder_is_made(train_main, tmp_path, sweep):
+    code, out, said = train_main(*sweep, "-m")
+    assert (code, out) == (1, "")
+    assert said.startswith("error: ") and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_wheel_runs_from_another_folder(tmp_path):
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
