@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.run import RunConfig
 from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
+from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import free_form, sampling_from
 from rlexp.launch.folder import RunFolder
@@ -27,7 +27,6 @@ from rlexp.models.adapters import reference_adapter
 from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
-from rlexp.reports.html import write_report
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.player import Player
 from rlexp.training import checkpoint
@@ -43,15 +42,6 @@ log = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """exit code of a run that was asked to stop and can be continued"""
-
-
-@dataclass
-class Play:
-    """What plays tasks: shared by training and evaluation."""
-
-    player: Player
-    renderer: Renderer
-    generator: Any
 
 
 def prepare_torch(config: RunConfig, folder: RunFolder, rank: int, world: int) -> None:
@@ -94,7 +84,9 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
     made: dict[str, Trainable] = {}
     sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
     for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
-        network = network_class(source, temperature=config.generation.temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device))
+        network = network_class(
+            source, temperature=config.generation.temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device)
+        )
         if network_class is Network:
             network.check()
         companions = {}
@@ -108,75 +100,83 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
     return made
 
 
-def build_play(config: RunConfig, loaded: dict[str, LoadedModel], algorithm: Algorithm, data: TaskData, strategy: SingleStrategy) -> Play:
-    """Generator, agent loop and rewards."""
-    first = next(iter(loaded.values()))
-    renderer = Renderer(first.tokenizer, free_form(config.generation.chat_template_kwargs, "generation.chat_template_kwargs"), config.data.system_prompt)
-    generator = registry.GENERATORS.load(config.generation.name)(config.generation, policies=loaded)
-    lacking = algorithm.needs.sampler - generator.provides
-    if lacking:
-        raise UserError(f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give")
-    rewards = RewardRunner(config.reward, rollout=config.rollout)
-    rewards.check_columns(set(data.columns or ()))
-    player = Player(
-        config.rollout,
-        generator=generator,
-        renderer=renderer,
-        rewards=rewards,
-        seed=config.run.seed,
-        collectives=strategy.collectives,
-        agents=algorithm.agents,
-        agent_loop=algorithm.agent_loop,
-    )
-    return Play(player, renderer, generator)
-
-
-def build_data(config: RunConfig, strategy: SingleStrategy) -> TaskData:
-    """Training and held-out tasks."""
+def build_data(config: RunConfig, renderer: Renderer, loaded: LoadedModel) -> TaskData:
+    """Training and held-out tasks; prompts that are too long, and rollouts that could fit no row, are found before long work starts."""
     data = registry.DATA.load(config.data.name)(config.data, seed=seed_of(config.data, config.run.seed))
+    data, longest = fit_prompts(
+        data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=config.data.max_prompt_length, mode=config.data.overlong_prompt
+    )
     if data.sized and (problem := too_few_tasks(config, len(data.train))):
         raise UserError(problem)
-    return data
-
-
-def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> TaskData:
-    """Refuse, drop or cut prompts that are too long, and refuse rollouts that could fit no row, before long work starts."""
-    length, mode = config.data.max_prompt_length, config.data.overlong_prompt
-    data, longest = fit_prompts(data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=length, mode=mode)
     row = config.trainer.tokens_per_microbatch
     possible = min(longest + config.rollout.max_completion_length, loaded.context)
     if possible > row and config.trainer.oversize_samples == "error":
         raise UserError(
             f"a rollout may have {possible} tokens (longest prompt {longest} + rollout.max_completion_length={config.rollout.max_completion_length}), "
-            f"{possible} > {row}: raise trainer.tokens_per_microbatch={row}, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
+            f"{possible} > trainer.tokens_per_microbatch={row}: raise it, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
         )
     return data
 
 
-def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tuple[Trainer, LoadedModel, Journal | SilentLog]:
-    """A trainer, ready to run from the newest checkpoint of the folder if there is one."""
-    rank = strategy.collectives.rank
-    data = build_data(config, strategy)
+def build_player(
+    config: RunConfig, policies: dict[str, LoadedModel], renderer: Renderer, algorithm: Algorithm, data: TaskData, collectives: Collectives
+) -> Player:
+    """Generator, agent loop and rewards: what plays tasks, for training and evaluation."""
+    generator = registry.GENERATORS.load(config.generation.name)(config.generation, policies=policies)
+    lacking = algorithm.needs.sampler - generator.provides
+    if lacking:
+        raise UserError(
+            f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give"
+        )
+    rewards = RewardRunner(config.reward, rollout=config.rollout)
+    rewards.check_columns(set(data.columns or ()))
+    return Player(
+        config.rollout,
+        generator=generator,
+        renderer=renderer,
+        rewards=rewards,
+        seed=config.run.seed,
+        collectives=collectives,
+        agents=algorithm.agents,
+        agent_loop=algorithm.agent_loop,
+        prompt_limit=data.prompt_limit,
+    )
+
+
+def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tuple[Trainer, LoadedModel]:
+    """A trainer at the start of its run."""
     algorithm = build_algorithm(config)
     loaded = build_model(config, strategy.device)
-    trainables = build_networks(config, algorithm, loaded, strategy)
-    policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
-    play = build_play(config, policies, algorithm, data, strategy)
-    data = fit_data(config, data, play.renderer, loaded)
-    order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
-    source = registry.ROLLOUTS.load(config.rollout.name)(config.rollout, order=order, player=play.player, sampling=sampling_from(config.generation), num_generations=config.algorithm.num_generations)
+    renderer = Renderer(loaded.tokenizer, free_form(config.generation.chat_template_kwargs, "generation.chat_template_kwargs"), config.data.system_prompt)
+    data = build_data(config, renderer, loaded)
     steps = schedule(config, len(data.train) if data.sized else None).steps
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
-    evaluator = Evaluator(config.evaluation, play.player, data.held_out, sampling_from(config.generation), accuracy_term(config) or "")
+    trainables = build_networks(config, algorithm, loaded, strategy)
+    policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
+    player = build_player(config, policies, renderer, algorithm, data, strategy.collectives)
+    order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
+    sampling = sampling_from(config.generation)
+    source = registry.ROLLOUTS.load(config.rollout.name)(config.rollout, order=order, player=player, sampling=sampling, num_generations=config.algorithm.num_generations)
+    evaluator = Evaluator(config.evaluation, player, data.held_out, sampling, accuracy_term(config) or "")
     dropout = not config.model.disable_dropout or getattr(config.peft, "dropout", 0.0) > 0
-    runner = StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps")
-    parts = Parts(source, algorithm, trainables, runner, evaluator, SilentLog(), strategy.collectives, folder.path, steps, lambda: stop_request().requested, data.fingerprint)
+    parts = Parts(
+        source=source,
+        algorithm=algorithm,
+        trainables=trainables,
+        runner=StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps"),
+        evaluator=evaluator,
+        log=SilentLog(),
+        collectives=strategy.collectives,
+        folder=folder.path,
+        total_steps=steps,
+        stop_requested=lambda: stop_request().requested,
+        fingerprint=data.fingerprint,
+    )
     trainer = Trainer(config, parts)
-    resume(config, folder, trainer, rank)
-    journal: Journal | SilentLog = Journal(config, folder, steps, trainer.progress.step) if rank == 0 else SilentLog()
-    trainer.parts.log = journal
-    return trainer, loaded, journal
+    if strategy.collectives.rank == 0 and order.left_over:
+        log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)
+    return trainer, loaded
 
 
 def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) -> None:
@@ -197,7 +197,10 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
     """One rank of a run, from start to end. Returns the exit code."""
     prepare_torch(config, folder, rank, world)
     strategy = registry.STRATEGIES.load(config.strategy.name)(config.strategy)
-    trainer, loaded, journal = build(config, folder, strategy)
+    trainer, loaded = build(config, folder, strategy)
+    resume(config, folder, trainer, rank)
+    journal: Journal | SilentLog = Journal(config, folder, trainer.parts.total_steps, trainer.progress.step) if rank == 0 else SilentLog()
+    trainer.parts.log = journal
     summary = None
     try:
         status = trainer.run()
@@ -212,8 +215,7 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
 
 
 def conclude(config: RunConfig, folder: RunFolder, trainer: Trainer, loaded: LoadedModel, summary: dict[str, Any]) -> None:
-    """Summary, final model (of a finished run) and report."""
+    """The summary, and the final model of a finished run."""
     if summary["status"] == "finished":
         save_models(config, trainer, loaded, folder.path)
     folder.write_summary(summary)
-    write_report(folder.path)

@@ -20,7 +20,9 @@ def parse(arguments: list[str]) -> tuple[Path, str | None, list[str]]:
     overrides = [argument for argument in arguments if not argument.startswith(("run=", "checkpoint="))]
     wrong = [override for override in overrides if "=" not in override]
     if "run" not in given or wrong:
-        raise UserError(f"usage: python -m rlexp.evaluate run=outputs/NAME [checkpoint=step_000010] [KEY=VALUE ...]{f' (not understood: {wrong[0]})' if wrong else ''}")
+        raise UserError(
+            f"usage: python -m rlexp.evaluate run=outputs/NAME [checkpoint=step_000010] [KEY=VALUE ...]{f' (not understood: {wrong[0]})' if wrong else ''}"
+        )
     return Path(given["run"]), given.get("checkpoint"), overrides
 
 

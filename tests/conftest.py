@@ -10,3 +10,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest  # noqa: E402
+from programs import Programs  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """Runs rlexp's programs in processes of their own (see programs.py)."""
+    made = Programs()
+    yield made
+    made.close()

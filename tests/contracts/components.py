@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from contracts.parts import two_agents
 from torch import Tensor, nn
 
 from rlexp.algorithms.base import Algorithm, Objective, group_numbers, spread
 from rlexp.batching.terms import Terms
 from rlexp.chat.samples import samples_of
-from rlexp.config.algorithm import AlgorithmConfig
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult
 from rlexp.models.columns import COLUMNS, Chunk
@@ -25,14 +25,6 @@ from rlexp.records.keys import generator
 from rlexp.records.rollout import GenerationBatch, Rollout
 from rlexp.records.sample import VALUE, Context, Needs, Sample
 from rlexp.records.stats import MEAN, SUM, Stat
-
-
-@dataclass
-class TestAlgorithmConfig(AlgorithmConfig):
-    """Options of the contract components."""
-
-    name: str = "test"
-    ablate: bool = False
 
 
 def _sum(inputs: LossInputs, x_L: Tensor, stats: dict[str, Stat]) -> ObjectiveResult:
@@ -48,7 +40,7 @@ class RLOO(Algorithm):
 
     needs = Needs(before=frozenset({"old", "reference"}), columns={"policy": frozenset({"logp"})}, companions=frozenset({"reference"}))
 
-    def __init__(self, config: TestAlgorithmConfig, loss_config: Any, loss: Any) -> None:
+    def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
         self.config = config
 
     def advantages(self, batch: GenerationBatch, samples: Sequence[Sample], terms: Terms) -> None:
@@ -100,7 +92,7 @@ class SDPO(Algorithm):
     needs = Needs(columns={"policy": frozenset({"logp", "topk_divergence"})}, beside=frozenset({"teacher"}), companions=frozenset({"teacher"}))
     companion_rates = {"teacher": 0.3}
 
-    def __init__(self, config: TestAlgorithmConfig, loss_config: Any, loss: Any) -> None:
+    def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
         self.config = config
 
     def samples(self, batch: GenerationBatch) -> list[Sample]:
@@ -170,8 +162,9 @@ class TwoAgents(Algorithm):
 
     networks = {"first": Network, "second": Network, "critic_first": ValueNetwork, "critic_second": ValueNetwork}
     agents = {"first": "first", "second": "second"}
+    agent_loop = staticmethod(two_agents)
 
-    def __init__(self, config: TestAlgorithmConfig, loss_config: Any, loss: Any) -> None:
+    def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
         self.config = config
         columns = {name: frozenset({"value"} if name.startswith("critic") else {"logp"}) for name in self.networks}
         self.needs = Needs(before=frozenset({"old", "value"}), columns=columns)
@@ -223,4 +216,3 @@ def _value_objective(inputs: LossInputs) -> ObjectiveResult:
     error_L = inputs.columns["value"] - inputs.extra["returns"]
     mean = Stat(MEAN, float(inputs.where_active(error_L**2).sum().detach()), float(inputs.active_L.sum()))
     return _sum(inputs, 0.5 * error_L**2, {"value_error": mean})
-

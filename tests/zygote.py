@@ -1,0 +1,71 @@
+"""Runs rlexp's programs as real processes without paying their imports each time: a process that has imported everything forks for each.
+
+Protocol: one JSON object a line on stdin {module, argv, env, cwd, out, err}; the answer is the pid, then (on request) the exit status.
+Nothing is computed before the fork, so no threads exist that a fork would lose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+
+
+def child(job: dict) -> None:
+    """Become the program."""
+    os.setsid()
+    os.chdir(job["cwd"])
+    os.environ.update(job["env"])
+    for name in job.get("unset", ()):
+        os.environ.pop(name, None)
+    for number, path in ((1, job["out"]), (2, job["err"])):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(handle, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [job["module"], *job["argv"]]
+    sys.path[:0] = [path for path in job["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    code = 0
+    try:
+        runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Import, then fork for each line."""
+    import hydra.main  # noqa: F401
+    import torch  # noqa: F401
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    import rlexp.build  # noqa: F401
+    import rlexp.generation.native  # noqa: F401
+    import rlexp.losses.dapo  # noqa: F401
+    import rlexp.rollout.sync  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    answers.write("ready\n")
+    answers.flush()
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            child(job)
+        answers.write(f"{pid}\n")
+        answers.flush()
+        _, status = os.waitpid(pid, 0)
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
