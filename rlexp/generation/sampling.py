@@ -39,7 +39,7 @@ def penalised(logits_V: Tensor, seen_V: Tensor, penalty: float) -> Tensor:
 
 def candidates(scores_V: Tensor, sampling: Sampling) -> Tensor:
     """Which tokens top_k, top_p and min_p keep, each applied to what the one before left: bool [n, V], at least one in a row."""
-    kept_V = scores_V != -math.inf  # NaN stays, so that it shows in the log-prob
+    kept_V = scores_V > -math.inf
     if 0 < sampling.top_k < scores_V.shape[-1]:
         kept_V &= scores_V >= scores_V.topk(sampling.top_k, dim=-1).values[:, -1:]
     if sampling.top_p < 1.0:
@@ -52,7 +52,7 @@ def candidates(scores_V: Tensor, sampling: Sampling) -> Tensor:
         kept_V &= torch.zeros_like(kept_V).scatter(-1, order_V, inside_V)
     if sampling.min_p:
         kept_V &= scores_V >= scores_V.amax(-1, keepdim=True) + math.log(sampling.min_p)
-    return kept_V
+    return kept_V | scores_V.isnan()  # so that a broken model shows in the log-prob
 
 
 def draw(logits_V: Tensor, sampling: Sampling, uniform: Tensor, seen_V: Tensor | None = None) -> Draw:
