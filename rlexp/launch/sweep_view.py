@@ -62,7 +62,7 @@ class SweepView:
         self._live.update(Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)), refresh=True)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, highlight=False)
 
 
 def progress_of(folder: Path) -> str:
@@ -78,4 +78,4 @@ def progress_of(folder: Path) -> str:
     known: dict[str, float] = {}
     for line in lines:
         known.update({name: line[name] for name in ("reward", "accuracy") if line.get(name) is not None})
-    return "  ".join([f"step {lines[-1]['step']}", *(f"{name} {value:.3g}" for name, value in known.items())])
+    return "  ".join([f"step {lines[-1]['step']}", *(f"{name} {known[name]:.3g}" for name in ("reward", "accuracy") if name in known)])
