@@ -1,6 +1,6 @@
 """Third-party components: packages that name themselves under the entry point group `rlexp.plugins`.
 
-Importing the named module registers what it adds (a dataclass and a dotted target each; see docs/plugins.md). A `conf/` folder
+Importing the named module registers what it adds (a dataclass and a dotted target each). A `conf/` folder
 beside it is searched for YAML options, and so is the folder `RLEXP_CONF`. A plugin that cannot be imported does not stop a run that
 does not need it: the failure is remembered and shown when a name is unknown.
 """

@@ -30,7 +30,9 @@ def task_count(config: RunConfig) -> int | None:
     if path.suffix != ".jsonl" or not path.is_file() or path.stat().st_size > _COUNTABLE_BYTES:
         return None
     lines = sum(1 for line in path.read_bytes().splitlines() if line.strip())
-    held_out = 0 if data.eval_path else min(data.eval_size, lines)
+    held_out = 0 if data.eval_path else data.eval_size
+    if held_out >= lines:
+        return None  # refused when the file is read, with the reason
     return lines - held_out if data.size is None else min(data.size, lines - held_out)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from train_program import run_train
 
 from rlexp import resolvers
 from rlexp.components import register_all
@@ -26,16 +25,6 @@ from rlexp.train import main
 
 Compose = Callable[..., RunConfig]
 Command = Callable[..., subprocess.CompletedProcess[str]]
-
-_MAIN = """
-import sys
-sys.argv[0] = "rlexp-train"
-from rlexp.train import main
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules, "torch was imported"
-"""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,11 +69,8 @@ def quick_run(compose_raw: Callable[..., DictConfig]) -> Compose:
 def train_command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Run `rlexp-train ARGUMENTS` in a process and an empty folder of its own; it fails if torch gets imported."""
 
-    def run(*arguments: str, cwd: Path | None = None, **environment: Any) -> subprocess.CompletedProcess[str]:
-        folder = cwd or tmp_path_factory.mktemp("command")
-        return subprocess.run(
-            [sys.executable, "-c", _MAIN, *arguments], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
-        )
+    def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return run_train(arguments, cwd or tmp_path_factory.mktemp("command"), environment)
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,18 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from train_program import run_train
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
-
-_MAIN = """
-import sys
-sys.argv[0] = "rlexp-train"
-from rlexp.train import main
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules, "torch was imported"
-"""
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +29,6 @@ def program(tmp_path: Path) -> Program:
     """Run `rlexp-train ARGUMENTS` with a folder of installed packages; it fails if torch gets imported."""
 
     def run(site: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", _MAIN, *arguments]
-        variables = {**os.environ, "PYTHONPATH": str(site), **environment}
-        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        return run_train(arguments, tmp_path, {"PYTHONPATH": str(site), **environment})
 
     return run

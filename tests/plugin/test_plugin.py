@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ def _fake(site: Path, name: str, code: str) -> Path:
 
 
 def test_it_is_listed(plugin_site, program):
-    text = program(plugin_site, "--help").stdout
-    assert "loss: bnpo, dapo, dr_grpo, grpo, mine, mine_hot\n" in text
+    (losses,) = re.findall(r"^loss: (.*)$", program(plugin_site, "--help").stdout, re.MULTILINE)
+    assert {"dapo", "grpo", "mine", "mine_hot"} <= set(losses.split(", "))
     line = "rlexp-train loss=mi"
     assert program(plugin_site, "-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line))).stdout.split() == ["loss=mine", "loss=mine_hot"]
     assert "rlexp-plugin:extra" in program(plugin_site, "--info", "searchpath").stdout
@@ -43,14 +44,15 @@ def test_it_can_be_chosen_with_and_without_yaml(plugin_site, program, option, pu
         (["loss=mine", "loss.pul=1"], "error: loss.pul: unknown key; did you mean loss.pull?\n"),
         (["loss=mine", "loss.pull=strong"], "error: loss.pull='strong' has the wrong type: it must be a number\n"),
         (["loss=mine", "loss.pull=-1"], "error: loss.pull=-1.0 is out of range: it must be >= 0\n"),
-        (["loss=mine", "loss.epsilon=0.1"], "error: loss.epsilon: only loss=bnpo or dapo or dr_grpo or grpo has this key\n"),
-        (["loss=mime"], "error: loss=mime: no such option; did you mean mine or mine_hot? (loss has bnpo, dapo, dr_grpo, grpo, mine, mine_hot)\n"),
+        (["loss=mine", "loss.epsilon=0.1"], "error: loss.epsilon: only loss=bnpo or dapo or "),
+        (["loss=mime"], "error: loss=mime: no such option; did you mean mine or mine_hot? (loss has bnpo, "),
     ],
     ids=str,
 )
 def test_it_is_type_checked(plugin_site, program, arguments, message):
     done = program(plugin_site, "run.dry=true", *arguments)
-    assert (done.returncode, done.stderr) == (1, message)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
 def test_a_saved_config_with_it_loads_again(plugin_site, program, tmp_path):
