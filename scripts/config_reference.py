@@ -7,6 +7,7 @@ import difflib
 import sys
 from pathlib import Path
 
+from rlexp.components import register_all
 from rlexp.config.reference import reference_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config_reference.md"
@@ -16,6 +17,7 @@ def main() -> int:
     """Exit code 0, or 1 when --check finds the page out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
+    register_all()
     text = reference_text()
     if not parser.parse_args().check:
         PAGE.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from rlexp import components, registry
+from rlexp import registry
 from rlexp.config.convert import convert
 from rlexp.config.differences import default_options
 from rlexp.config.fields import REQUIRED, rule_of
@@ -146,8 +146,7 @@ def combinations() -> list[str]:
 
 
 def reference_text() -> str:
-    """The whole page as markdown."""
-    components.register_all()
+    """The whole page of what is registered (rlexp.components.register_all) as markdown."""
     lines = [_HEAD]
     for name, hint in get_type_hints(RunConfig).items():
         if name in registry.REGISTRIES:

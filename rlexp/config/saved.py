@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rlexp import components, plugins
+from rlexp import plugins
 from rlexp.config.convert import SCHEMA_KEY, to_run_config
 from rlexp.config.errors import UserError
 from rlexp.config.run import RunConfig
@@ -31,7 +31,9 @@ def load_config(path: Path | str) -> RunConfig:
 
     Raises UserError for a file that is not such a config, was written by a newer rlexp, or holds unknown keys or wrong types.
     """
-    components.register_all()
+    from rlexp.components import register_all  # which imports this room's dataclasses
+
+    register_all()
     plugins.load()
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
