@@ -44,6 +44,8 @@ def child(job: dict) -> None:
 def main() -> None:
     """Import, then fork for each line."""
     import hydra.main  # noqa: F401
+    import pandas  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
     import torch  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 

@@ -76,8 +76,10 @@ def test_killed_at_every_call_and_resumed_gives_the_same_bytes(name: str, progra
     deaths = faults(2 if name == "grpo" else 1)
     steps = [f"trainer.max_steps={int(deaths[-1].split(':')[0]) + 2}"]
     whole = train(programs, tmp_path / "whole", *options, *steps)
-    for death in deaths:
-        train(programs, tmp_path / "killed", *options, *steps, env={"RLEXP_FAULT": death}, code=-9)
+    train(programs, tmp_path / "killed", *options, *steps, env={"RLEXP_FAULT": deaths[0]}, code=-9)
+    for death in deaths[1:]:
+        done = programs.run("contracts.life", str(tmp_path / "killed" / "r"), cwd=tmp_path, env={"RLEXP_OUTPUTS": str(tmp_path / "killed"), "RLEXP_FAULT": death})
+        assert done.code == -9, f"{death} was not reached: exit {done.code}\n{done.out[-2000:]}\n{done.err[-2000:]}"
     killed = train(programs, tmp_path / "killed", *options, *steps)
     assert final_weights(killed) == final_weights(whole)
     assert metrics(killed) == metrics(whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 
 from rlexp.config.algorithm import AlgorithmConfig
 from rlexp.config.fields import option
@@ -46,9 +46,8 @@ class LateRolloutConfig(RolloutConfig):
 
 
 for name, target in (("contract_rloo", "RLOO"), ("contract_sdpo", "SDPO"), ("contract_agents", "TwoAgents"), ("contract_agents_shared", "TwoAgentsShared")):
-    ALGORITHMS.register(
-        name, type(name, (ContractConfig,), {"__annotations__": {"name": str}, "name": name, "__module__": __name__}), f"contracts.components:{target}"
-    )
+    config = make_dataclass(f"{target}Config", [("name", str, name)], bases=(ContractConfig,), namespace={"__doc__": ContractConfig.__doc__, "__module__": __name__})
+    ALGORITHMS.register(name, config, f"contracts.components:{target}")
 MODELS.register("random_tiny", RandomModelConfig, "contracts.parts:load_model")
 REWARDS.register("digits", DigitsRewardConfig, "contracts.parts:Digits")
 ROLLOUTS.register("late", LateRolloutConfig, "contracts.parts:LateSource")
