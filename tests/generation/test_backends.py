@@ -220,10 +220,21 @@ def test_learned_positions_never_leave_the_context(backend: str) -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=None, eos_token_id=None)
     loaded = LoadedModel(GPT2LMHeadModel(config).eval(), table_model([1 / 20] * 20).tokenizer, (), 16, "gpt2")
-    turns = generator_of(backend, loaded).sample_wave(requests_of([[3] * 14, [4] * 2], 12))
-    assert [len(turn.ids) for turn in turns] == [2, 12]
+    turns = generator_of(backend, loaded).sample_wave(requests_of([[3] * 14] + [[4] * 2] * 30, 12))  # one row ends early and may stay in the batch
+    assert [len(turn.ids) for turn in turns] == [2] + [12] * 30
     for turn in turns:
         np.testing.assert_allclose(turn.logprobs, teacher_forced(loaded.module, turn, Sampling()), atol=1e-5)
+
+
+@pytest.mark.rows("GRPO-081")
+def test_the_repetition_penalty_counts_prompt_and_completion(backend: str) -> None:
+    loaded = table_model([1 / 6] * 6)
+    turns = generator_of(backend, loaded).sample_wave(requests_of([[2], [4, 4, 2]], 4, Sampling(repetition_penalty=1e6), each=5))
+    for turn in turns[:5]:  # log-probs are negative, so that a seen token becomes impossible: no token comes twice
+        assert len({2, *turn.ids.tolist()}) == 5
+        np.testing.assert_allclose(turn.logprobs, np.log([1 / 5, 1 / 4, 1 / 3, 1 / 2]), atol=1e-6)
+    for turn in turns[5:]:
+        assert {*turn.ids[:4].tolist()} == {0, 1, 3, 5}
 
 
 def test_policies_and_samplings_of_one_wave_stay_apart(backend: str) -> None:

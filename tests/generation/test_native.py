@@ -43,6 +43,13 @@ def test_waves_stay_within_their_bound() -> None:
     assert len(generator.sample_wave(alone)[0].ids) == 8
 
 
+def test_the_composition_of_waves_follows_the_order() -> None:
+    generator = generator_of("native", tiny_model(eos_ids=()), max_wave_tokens=64)
+    requests = requests_of([[1] * 12, [2] * 4, [3] * 20, [4] * 7], 6, each=3)
+    shapes = shapes_of(generator, requests)
+    assert shapes == shapes_of(generator, requests[::-1]) == shapes_of(generator, requests[5:] + requests[:5])
+
+
 @pytest.mark.parametrize("kind", ["sliding", "no_logits_to_keep"])
 def test_unusual_models(kind: str) -> None:
     from transformers import MistralConfig, MistralForCausalLM

@@ -74,6 +74,12 @@ def test_order_and_meaning_are_transformers(sampling: Sampling) -> None:
         assert drawn.kept is None
 
 
+def test_the_most_likely_token_is_always_kept() -> None:
+    for sampling in (Sampling(top_p=1e-9), Sampling(top_k=1), Sampling(min_p=1.0)):
+        drawn = draw(TABLE.log(), sampling, at([JUST_BELOW_ONE]))
+        assert (drawn.ids.item(), drawn.logprobs.item(), drawn.kept.sum().item()) == (0, 0.0, 1)
+
+
 def test_draws_are_the_inverse_of_the_cumulative_distribution() -> None:
     count = 2000
     drawn = draw(TABLE.log().expand(count, -1), Sampling(), (torch.arange(count, dtype=torch.float64) + 0.5) / count)

@@ -114,6 +114,7 @@ def test_ranks_play_contiguous_blocks_once() -> None:
 def test_what_only_one_rank_logs_is_merged() -> None:
     def work(collectives: Any) -> GenerationBatch:
         def reward(prompts: list[str], log_extra: Any, log_metric: Any) -> list[float]:
+            log_metric("both", float(collectives.rank))
             if collectives.rank == 0:
                 log_metric("hit", 1.0)
                 log_metric("hit", 0.0)
@@ -124,7 +125,7 @@ def test_what_only_one_rank_logs_is_merged() -> None:
         return play(player_of([reward], collectives), TASKS[:2], 2)
 
     for batch in on_ranks(2, work):
-        assert batch.metrics == {"hit": (1.0, 2.0)}  # 0.5: a silent rank does not count as 0
+        assert batch.metrics == {"both": (1.0, 2.0), "hit": (1.0, 2.0)}  # 0.5: a silent rank does not count as 0
         assert [rollout.extra for rollout in batch.rollouts] == [{"note": None}, {"note": None}, {"note": "x"}, {"note": "y"}]
 
 

@@ -59,13 +59,14 @@ def test_waves_do_not_depend_on_timing(pause: Callable[[], Awaitable[None]]) -> 
     assert generator.waves == [[(0, 0), (1, 0), (3, 0)], [(1, 1), (3, 1)], [(1, 2)]]
 
 
-def test_turns_gathered_by_one_rollout_join_one_wave() -> None:
+@pytest.mark.parametrize("pause", [no_pause, random_pause])
+def test_turns_gathered_by_one_rollout_join_one_wave(pause: Callable[[], Awaitable[None]]) -> None:
     generator = Recorder()
 
     async def both() -> int:
         return len(await asyncio.gather(generator.sample(ask(5, 0)), generator.sample(ask(5, 1))))
 
-    assert asyncio.run(play_together([both(), talk(generator, 1, 1, random_pause)])) == [2, [100]]
+    assert asyncio.run(play_together([talk(generator, 1, 1, pause), both()])) == [[100], 2]
     assert generator.waves == [[(1, 0), (5, 0), (5, 1)]]
 
 
