@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rlexp.config.errors import UserError
-from rlexp.reports.sweep_table import csv_table, read_sweep, text_table
+from rlexp.reports.sweep_table import csv_table, read_sweep, reasons_text, text_table
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
             table.sort(arguments.sort)
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(csv_table(table) if arguments.csv else text_table(table), end="" if arguments.csv else "\n")
+    print(csv_table(table) if arguments.csv else f"{text_table(table)}\n{reasons_text(table)}", end="")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,12 @@ class RlexpLocalLauncher(Launcher):
         from rlexp.launch.jobs import Job
 
         program = (sys.executable, "-m", "rlexp.train", *self._flags())
-        jobs = {job_name(overrides): Job(tuple(overrides), (*program, *overrides), folder / job_name(overrides)) for overrides in job_overrides}
+        common = set.intersection(*(set(overrides) for overrides in job_overrides))
+        jobs = {}
+        for overrides in job_overrides:
+            name = job_name(overrides)
+            label = " ".join(override for override in overrides if override not in common) or " ".join(overrides)
+            jobs[name] = Job(tuple(overrides), (*program, *overrides), folder / name, label)
         return list(jobs.values())
 
     def _flags(self) -> list[str]:

@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rlexp.config.errors import UserError
 from rlexp.launch.folder import RunFolder
 
 WAIT = timedelta(seconds=120)
@@ -24,10 +23,10 @@ def external_rank() -> tuple[int, int] | None:
     return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def share_folder(rank: int, open_one: Callable[[], RunFolder]) -> RunFolder:
+def share_folder(rank: int, open_one: Callable[[], RunFolder]) -> RunFolder | None:
     """The run folder, found or made by rank 0 and told to the others through the store that torch.distributed will use anyway.
 
-    Raises what `open_one` raises on rank 0, and a UserError on the others, which then have nothing to do.
+    Raises what `open_one` raises on rank 0, which tells it to the user; the others then get None and have nothing to do.
     """
     from torch.distributed import rendezvous  # the only use of torch in this room
 
@@ -37,13 +36,11 @@ def share_folder(rank: int, open_one: Callable[[], RunFolder]) -> RunFolder:
     key = f"rlexp/folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if rank != 0:
         word = json.loads(store.get(key))
-        if word["error"]:
-            raise UserError(f"rank 0 found no run folder: {word['error']}")
-        return RunFolder(Path(word["path"]), finished=word["finished"])
+        return RunFolder(Path(word["path"]), finished=word["finished"]) if word else None
     try:
         folder = open_one()
-    except Exception as error:
-        store.set(key, json.dumps({"error": str(error)}))
+    except BaseException:
+        store.set(key, "null")
         raise
-    store.set(key, json.dumps({"error": "", "path": str(folder.path), "finished": folder.finished}))
+    store.set(key, json.dumps({"path": str(folder.path), "finished": folder.finished}))
     return folder

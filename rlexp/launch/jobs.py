@@ -24,11 +24,12 @@ SWEEP_DIR, SWEEP_JOB = "RLEXP_SWEEP_DIR", "RLEXP_SWEEP_JOB"
 
 @dataclass(frozen=True)
 class Job:
-    """One job. folder: its run folder, made by the job itself once its config is valid."""
+    """One job. folder: its run folder, made by the job itself once its config is valid. label: what sets it apart, for people."""
 
     overrides: tuple[str, ...]
     command: tuple[str, ...]
     folder: Path
+    label: str
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ from rlexp.launch.opening import open_folder
 from rlexp.launch.ranks import run_ranks, worker_command
 from rlexp.launch.signals import PREEMPTED_CODE, StopRequest, handling
 from rlexp.launch.watch import follow_parent
+from rlexp.tracking.console import short
 
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 120.0
@@ -37,17 +38,25 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
     external = external_rank()
     if external is not None:
-        rank, world = external
-        if world > 1 and config.strategy.name == "single":
-            raise UserError(f"strategy=single is one process, but {world} were started (WORLD_SIZE): choose strategy=ddp")
-        folder = share_folder(rank, lambda: open_folder(config, overrides))
-        if rank != 0:
-            return 0 if folder.finished else _follow(config, folder, rank, world)
-        return _lead(folder, lambda stop: (_run(config, folder, 0, world), None))
+        return _start_as_rank(config, overrides, *external)
     folder = open_folder(config, overrides)
     if config.cluster.processes_per_node == 1:
         return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
     return _lead(folder, lambda stop: run_ranks(worker_command(folder.path), config.cluster.processes_per_node, folder.ranks_path, stop))
+
+
+def _start_as_rank(config: RunConfig, overrides: Sequence[str], rank: int, world: int) -> int:
+    """Somebody else started the ranks, and this process is one of them."""
+    if world > 1 and config.strategy.name == "single":
+        raise UserError(f"strategy=single is one process, but {world} were started (WORLD_SIZE): choose strategy=ddp")
+    folder = share_folder(rank, lambda: open_folder(config, overrides))
+    if folder is None:
+        return 1
+    if rank != 0:
+        return 0 if folder.finished else _follow(config, folder, rank, world)
+    if not folder.finished:
+        folder.write_status(processes=world)
+    return _lead(folder, lambda stop: (_run(config, folder, 0, world), None))
 
 
 def _run(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
@@ -64,7 +73,7 @@ def _lead(folder: RunFolder, work: Work) -> int:
     try:
         with logging_to(folder.log_path), handling() as stop:
             checkpoint = folder.latest_checkpoint
-            log.info("run folder %s%s", folder.path, f", continuing from {checkpoint.name}" if checkpoint else "")
+            log.info("run folder %s%s", short(folder.path), f", continuing from {checkpoint.name}" if checkpoint else "")
             code = carry_out(folder, stop, work)
             _write_report(folder)
     finally:
@@ -139,6 +148,6 @@ def _finished_text(folder: RunFolder) -> str:
     accuracies = [evaluation.get(when, {}).get("accuracy") for when in ("start", "end")]
     learnt = f", accuracy {accuracies[0]:.3f} -> {accuracies[1]:.3f}" if None not in accuracies else ""
     return (
-        f"{folder.path} is finished ({summary.get('steps', '?')} steps{learnt}).\n"
+        f"{short(folder.path)} is finished ({summary.get('steps', '?')} steps{learnt}).\n"
         "A larger trainer.max_steps continues it; run.resume=never trains it anew; another run.name starts a second one."
     )

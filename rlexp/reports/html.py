@@ -69,9 +69,7 @@ def _facts(run: RunView) -> str:
     if rewards:
         few = max(1, min(10, len(rewards) // 4))
         means = [sum(value for _, value in part) / len(part) for part in (rewards[:few], rewards[-few:])]
-        facts.append(
-            (f"{means[0]:.3f} → {means[1]:.3f}", "reward in training")
-        )
+        facts.append((f"{means[0]:.3f} → {means[1]:.3f}", "reward in training"))
     facts.append((str(run.steps), "optimizer steps"))
     facts.append((_time(run.seconds), "training time"))
     facts += [(number(count), f"{key} tokens") for key, count in (run.summary.get("tokens") or {}).items()]

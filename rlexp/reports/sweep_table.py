@@ -105,7 +105,7 @@ def _order(value: Value) -> tuple[int, float, str]:
 
 
 def text_table(table: Table) -> str:
-    """The table for a terminal, and below it why jobs failed."""
+    """The table for a terminal."""
     columns = [*(table.keys or ["run"]), *RESULTS]
     cells = [columns, *([_text(table.value(row, column)) for column in columns] for row in table.rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
@@ -115,8 +115,12 @@ def text_table(table: Table) -> str:
         for line in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    lines += [f"\n{' '.join(row.choices.get(key, '') for key in table.keys) or row.name}: {row.reason}" for row in table.rows if row.reason]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def reasons_text(table: Table) -> str:
+    """Why jobs did not finish, a paragraph each; empty when all did."""
+    return "".join(f"\n{' '.join(row.choices.get(key, '') for key in table.keys) or row.name}: {row.reason}\n" for row in table.rows if row.reason)
 
 
 def csv_table(table: Table) -> str:

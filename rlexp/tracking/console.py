@@ -99,14 +99,20 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         best = evaluation.get("best", {})
         note = f" (best {best['accuracy']:.3f} at step {best['step']:.0f})" if best.get("accuracy", end) > end else ""
         lines.append(f"held-out accuracy {start:.3f} -> {end:.3f}{note}")
-    lines.append(f"run folder {folder} (report.html, metrics.jsonl, rollouts/, model/)")
-    if summary.get("status") == "finished":
-        lines.append(f"next: try other tasks on it    python -m rlexp.evaluate run={folder}")
+    finished = summary.get("status") == "finished"
+    lines.append(f"run folder {short(folder)} (report.html, metrics.jsonl, rollouts/, {'model/' if finished else 'checkpoints/'})")
+    if finished:
+        lines.append(f"next: try other tasks on it    python -m rlexp.evaluate run={short(folder)}")
         lines.append("      compare algorithms        python -m rlexp.train -m loss=dapo,dr_grpo run.seed=1,2")
         lines.append(f"      train it further          the same command with trainer.max_steps={2 * int(summary.get('steps', 0)) or 1}")
     else:
         lines.append("next: the same command continues it")
     return lines
+
+
+def short(folder: Path) -> Path:
+    """The path as seen from the working folder when it lies below it."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def duration(seconds: float) -> str:

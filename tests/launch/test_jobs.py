@@ -33,7 +33,7 @@ def status(state, **fields):
 
 
 def job(sweep: Path, seed: int, body: str) -> Job:
-    return Job((f"run.seed={seed}",), (sys.executable, "-c", PRELUDE + body, str(seed)), sweep / f"seed={seed}")
+    return Job((f"run.seed={seed}",), (sys.executable, "-c", PRELUDE + body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}")
 
 
 class Quiet:
@@ -121,7 +121,7 @@ from rlexp.launch.jobs import Job, run_jobs
 from rlexp.launch.signals import handling
 from rlexp.launch.sweep_view import SweepView
 sweep, body = Path(sys.argv[1]), sys.argv[2]
-jobs = [Job((f"run.seed={seed}",), (sys.executable, "-c", body, str(seed)), sweep / f"seed={seed}") for seed in (1, 2, 3)]
+jobs = [Job((f"run.seed={seed}",), (sys.executable, "-c", body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}") for seed in (1, 2, 3)]
 with handling() as stop, SweepView(3) as view:
     results = run_jobs(jobs, 2, sweep / "logs", view, stop)
 print(json.dumps([result.state for result in results]))
@@ -177,7 +177,7 @@ def test_the_view_tells_where_a_run_is(tmp_path: Path) -> None:
     assert progress_of(tmp_path) == "step 12  reward 0.432  accuracy 0.25"
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    one = Job(("run.seed=1",), (), tmp_path)
+    one = Job(("experiment=x", "run.seed=1"), (), tmp_path, "run.seed=1")
     with SweepView(2, console) as view:
         view.started(one)
         view.refresh()
