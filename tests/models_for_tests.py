@@ -28,7 +28,7 @@ def tiny_model(
 ) -> LoadedModel:
     """A random causal LM with the character tokenizer; the global random state is left as it was.
 
-    vocab: None takes the tokenizer's 100 ids. eos_ids: None takes the tokenizer's <|im_end|>. spread: factor on all matrices,
+    vocab: None takes the tokenizer's ids. eos_ids: None takes the tokenizer's <|im_end|>. spread: factor on all matrices,
     above 1 makes the next-token distribution peaked. The module is in eval mode.
     """
     tokenizer = character_tokenizer(context)

@@ -8,7 +8,7 @@ from rlexp.config.data import AdditionDataConfig
 from rlexp.config.errors import UserError
 from rlexp.data.tasks import Task, TaskData, task_data
 from rlexp.records import keys
-from rlexp.records.addition import addition_problem
+from rlexp.records.addition import addition_problem, held_out_operands
 
 
 def load(config: AdditionDataConfig, *, seed: int) -> TaskData:
@@ -22,12 +22,19 @@ def load(config: AdditionDataConfig, *, seed: int) -> TaskData:
     left = pairs - config.eval_size
     if left <= 0:
         raise UserError(f"data.eval_size={config.eval_size} takes all {pairs} sums of data.digits={config.digits} and leaves none to train on: lower it")
-    held_out = keys.generator(seed, "addition", "held_out").choice(pairs, config.eval_size, replace=False)
+    held_out = _held_out(config.eval_size, base, seed)
     ranks = keys.generator(seed, "addition", "train").choice(left, min(config.size, left), replace=False)
     return task_data(
         [_task(int(pair), base, config.conversational) for pair in _skip(ranks, held_out)],
         [_task(int(pair), base, config.conversational) for pair in held_out],
     )
+
+
+def _held_out(count: int, base: int, seed: int) -> np.ndarray:
+    """Numbers of the held-out pairs: those that the tiny model's warm start never saw, as far as there are enough."""
+    drawn = keys.generator(seed, "addition", "held_out").choice(base * base, min(base * base, 32 * count), replace=False)
+    seen = [not held_out_operands(*divmod(int(pair), base)) for pair in drawn]
+    return drawn[np.argsort(seen, kind="stable")[:count]]
 
 
 def _skip(ranks: np.ndarray, taken: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
 SPECIAL = (PAD, START, END, UNKNOWN)
+ROLES = ("user", "assistant", "system")
+"""one token each, so that the frame of a chat costs few positions"""
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 """newline and printable ASCII, one token each"""
 
@@ -19,7 +21,7 @@ CHAT_TEMPLATE = (
 
 
 def character_tokenizer(context: int = 512) -> PreTrainedTokenizerFast:
-    """A tokenizer of 100 ids: four special tokens, newline and printable ASCII; anything else becomes the unknown token.
+    """A tokenizer of 103 ids: four special tokens, newline, printable ASCII and three role names; other text becomes unknown tokens.
 
     There is no BOS. A turn ends with <|im_end|> (the EOS); padding is <|endoftext|>.
     """
@@ -37,5 +39,6 @@ def character_tokenizer(context: int = 512) -> PreTrainedTokenizerFast:
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens(list(ROLES))
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -1,0 +1,1 @@
+"""Chat: prompts to token ids, token ids to text, turns to samples."""

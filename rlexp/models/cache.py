@@ -1,0 +1,54 @@
+"""The folder for models that are made or converted once: atomic, and safe when several processes want the same at once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlexp.config.errors import UserError
+
+
+def cache_root() -> Path:
+    """RLEXP_CACHE, or `rlexp` in the user's cache folder."""
+    if chosen := os.environ.get("RLEXP_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlexp"
+
+
+def cached(name: str, recipe: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    """The folder that `make(folder)` fills, made on first use only.
+
+    recipe: everything the contents depend on (its hash is part of the folder's name). A second process waits for the first; one
+    that dies half-way leaves nothing behind that is taken for finished. Raises UserError when the cache cannot be written.
+    """
+    digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=6).hexdigest()
+    root = cache_root()
+    folder = root / f"{name}-{digest}"
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with open(root / f"{name}-{digest}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                _make(folder, make)
+    except PermissionError as error:
+        raise UserError(f"the model cache {root} cannot be written ({error}): set the environment variable RLEXP_CACHE to a folder of yours") from error
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        make(work)
+        work.chmod(0o755)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
