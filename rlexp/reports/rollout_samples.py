@@ -40,7 +40,8 @@ def _step(path: Path) -> int:
 
 
 def _read(path: Path, count: int) -> list[Shown]:
-    table = pq.read_table(path, columns=["prompt", "completion", "ids", "reward", "advantage", "finish"]).slice(0, count)
+    # ParquetFile, not read_table, which imports pandas
+    table = pq.ParquetFile(path).read(columns=["prompt", "completion", "ids", "reward", "advantage", "finish"]).slice(0, count)
     return [
         Shown(_cut(row["prompt"]), _cut(row["completion"]), len(row["ids"]), row["reward"], row["advantage"], row["finish"] == "length")
         for row in table.to_pylist()

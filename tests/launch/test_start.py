@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import Done, Programs
+from programs import TESTS, Done, Programs
+from tracker_fakes import FAKE_WANDB
 
 from rlexp.launch.lock import is_alive
 
@@ -138,3 +139,21 @@ def test_two_processes_one_of_which_is_killed(cli: Cli) -> None:
     assert time.monotonic() - killed < 20 and done[0].code == 1
     assert cli.status()["status"] == "failed" and cli.status()["reason"] == "rank 1 was killed by SIGKILL (out of memory?)"
     assert "rank 1 was killed by SIGKILL" in done[0].err and not any(is_alive(pid) for pid in children)
+
+
+@pytest.mark.cases("S56")
+def test_a_failing_tracker_does_not_fail_the_run(cli: Cli) -> None:
+    fake = cli.folder / "fake"
+    fake.mkdir()
+    (fake / "wandb.py").write_text(FAKE_WANDB)
+    env = {"RLEXP_OUTPUTS": str(cli.folder), "FAKE_WANDB_CALLS": str(cli.folder / "calls.jsonl")}
+    env |= {
+        "FAKE_WANDB_PLAN": json.dumps({"log 2": "raise", "log 3": 60, "finish": "raise"}),
+        "PYTHONPATH": os.pathsep.join([str(fake), str(TESTS), str(TESTS / "contracts" / "plugin")]),
+    }
+    started = time.monotonic()
+    done = cli.programs.train(*SMALL, "trainer.max_steps=5", "tracker=[wandb]", "tracker.timeout=2", cwd=cli.folder, env=env)
+    assert time.monotonic() - started < 30
+    assert done.code == 0 and cli.status()["status"] == "finished" and cli.steps() == [1, 2, 3, 4, 5], done.err
+    warnings = [line for line in done.err.splitlines() if line.startswith("warning: tracker wandb")]
+    assert len(warnings) == len(set(warnings)) == 3
