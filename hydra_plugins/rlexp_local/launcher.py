@@ -88,7 +88,8 @@ class RlexpLocalLauncher(Launcher):
         hydra = self.config.hydra
         given = [str(override) for override in hydra.overrides.hydra if not str(override).startswith(_NOT_FOR_JOBS)]
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
-        return [*(word for path in folders for word in ("--config-dir", path)), *given]
+        named = [] if hydra.job.config_name == "config" else ["--config-name", str(hydra.job.config_name)]
+        return [*(word for path in folders for word in ("--config-dir", path)), *named, *given]
 
     @staticmethod
     def _environment(parallel: int) -> dict[str, str]:
