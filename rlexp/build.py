@@ -85,7 +85,7 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
     sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
     for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
         network = network_class(
-            source, temperature=config.generation.temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device)
+            source, temperature=sampling_from(config.generation).temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device)
         )
         if network_class is Network:
             network.check()
@@ -209,6 +209,7 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
             conclude(config, folder, trainer, loaded, summary)
     finally:
         journal.finish(0 if summary else 1, summary)
+        trainer.parts.evaluator.player.close()
     strategy.collectives.barrier()
     strategy.close()
     return 0 if status == "finished" else PREEMPTED

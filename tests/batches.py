@@ -8,7 +8,9 @@ from rlexp.records.rollout import GenerationBatch, Group, Rollout
 from rlexp.records.turn import EOS, LENGTH, Turn
 
 
-def rollout(prompt: list[int], ids: list[int], reward: float, group: int = 0, index: int = 0, finish: str = EOS, policy: str = "policy", logp: float = -1.0) -> Rollout:
+def rollout(
+    prompt: list[int], ids: list[int], reward: float, group: int = 0, index: int = 0, finish: str = EOS, policy: str = "policy", logp: float = -1.0
+) -> Rollout:
     """One single-turn rollout with given ids and reward."""
     turn = Turn(np.array(prompt), np.array(ids, np.int64), np.full(len(ids), logp, np.float32), finish)
     made = Rollout({"prompt": "p"}, (0, group, policy), index, agent=policy, policy=policy, turns=[turn])

@@ -84,7 +84,10 @@ def test_programs_are_thin() -> None:
         assert (PACKAGE / f"{name}.py").read_text().count("\n") < 80, name
 
 
-@pytest.mark.parametrize("module", ["rlexp.train", "rlexp.sweep", "rlexp.report", "rlexp.components", "rlexp.plugins", "rlexp.config.validate", "rlexp.records.rollout", "rlexp.reports.html"])
+@pytest.mark.parametrize(
+    "module",
+    ["rlexp.train", "rlexp.sweep", "rlexp.report", "rlexp.components", "rlexp.plugins", "rlexp.config.validate", "rlexp.records.rollout", "rlexp.reports.html"],
+)
 def test_configuring_imports_nothing_heavy(module: str) -> None:
     code = f"import {module}, sys; heavy = {{'torch', 'transformers', 'vllm', 'datasets', 'accelerate'}} & set(sys.modules); sys.exit(', '.join(heavy) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -96,6 +99,11 @@ def test_nothing_names_this_machine() -> None:
     pattern = re.compile(r"/(work|farm|tmp/studio)/|/root/\.")
     for name in tracked:
         path = ROOT / name
-        if path.is_file() and path.suffix in (".py", ".md", ".yaml", ".toml", ".sh", "") and path.stat().st_size < 1_000_000 and path != Path(__file__).resolve():
+        if (
+            path.is_file()
+            and path.suffix in (".py", ".md", ".yaml", ".toml", ".sh", "")
+            and path.stat().st_size < 1_000_000
+            and path != Path(__file__).resolve()
+        ):
             text = path.read_text(errors="ignore")
             assert not pattern.search(text), name

@@ -68,7 +68,9 @@ def gradients(
     for step in work.plan.steps:
         local = runner.backward(step, work.terms, work.plan, 0, first_pass=True)
         totals = runner.reduce(Local(local.stats), False)
-        made.append(torch.cat([parameter.grad.flatten() if parameter.grad is not None else torch.zeros(parameter.numel()).double() for parameter in parameters]))
+        made.append(
+            torch.cat([parameter.grad.flatten() if parameter.grad is not None else torch.zeros(parameter.numel()).double() for parameter in parameters])
+        )
         metrics.append({key: stat.result() for key, stat in totals.stats.items()})
         trainable.optimizer.zero_grad()
     return made, metrics
