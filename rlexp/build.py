@@ -19,7 +19,7 @@ from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
 from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
-from rlexp.generation.base import free_form, sampling_from
+from rlexp.generation.base import sampling_from
 from rlexp.launch.folder import RunFolder
 from rlexp.launch.signals import stop_request
 from rlexp.launch.threads import thread_count
@@ -29,6 +29,7 @@ from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.player import Player
+from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
 from rlexp.training.evaluation import Evaluator
 from rlexp.training.finish import save_models, summary_of
@@ -36,7 +37,6 @@ from rlexp.training.networks import Trainable
 from rlexp.training.silent import SilentLog
 from rlexp.training.step import StepRunner
 from rlexp.training.trainer import Parts, Trainer
-from rlexp.tracking.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,10 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
     sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
     for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
         network = network_class(
-            source, temperature=sampling_from(config.generation).temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, strategy.device)
+            source,
+            temperature=sampling_from(config.generation).temperature,
+            chunk=config.trainer.logits_chunk,
+            autocast=autocast_dtype(config, strategy.device),
         )
         if network_class is Network:
             network.check()
@@ -100,36 +103,52 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
     return made
 
 
-def build_data(config: RunConfig, renderer: Renderer, loaded: LoadedModel) -> TaskData:
-    """Training and held-out tasks; prompts that are too long, and rollouts that could fit no row, are found before long work starts."""
+def build_data(config: RunConfig) -> TaskData:
+    """Training and held-out tasks."""
     data = registry.DATA.load(config.data.name)(config.data, seed=seed_of(config.data, config.run.seed))
+    if problem := too_few_tasks(config, data.count):
+        raise UserError(problem)
+    return data
+
+
+def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> TaskData:
+    """Find prompts that are too long, and rollouts that could fit no row, before long work starts."""
     data, longest = fit_prompts(
         data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=config.data.max_prompt_length, mode=config.data.overlong_prompt
     )
-    if data.sized and (problem := too_few_tasks(config, len(data.train))):
-        raise UserError(problem)
     row = config.trainer.tokens_per_microbatch
     possible = min(longest + config.rollout.max_completion_length, loaded.context)
     if possible > row and config.trainer.oversize_samples == "error":
         raise UserError(
             f"a rollout may have {possible} tokens (longest prompt {longest} + rollout.max_completion_length={config.rollout.max_completion_length}), "
-            f"{possible} > trainer.tokens_per_microbatch={row}: raise it, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
+            f"{possible} > {row}: raise trainer.tokens_per_microbatch={row}, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
         )
     return data
 
 
+def build_rewards(config: RunConfig, data: TaskData) -> RewardRunner:
+    """The reward terms, checked against the columns of the tasks."""
+    rewards = RewardRunner(config.reward, rollout=config.rollout)
+    rewards.check_columns(set(data.columns or ()))
+    return rewards
+
+
 def build_player(
-    config: RunConfig, policies: dict[str, LoadedModel], renderer: Renderer, algorithm: Algorithm, data: TaskData, collectives: Collectives
+    config: RunConfig,
+    policies: dict[str, LoadedModel],
+    renderer: Renderer,
+    rewards: RewardRunner,
+    algorithm: Algorithm,
+    data: TaskData,
+    collectives: Collectives,
 ) -> Player:
-    """Generator, agent loop and rewards: what plays tasks, for training and evaluation."""
+    """Generator, agent loop and rewards together: what plays tasks, for training and evaluation."""
     generator = registry.GENERATORS.load(config.generation.name)(config.generation, policies=policies)
     lacking = algorithm.needs.sampler - generator.provides
     if lacking:
         raise UserError(
             f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give"
         )
-    rewards = RewardRunner(config.reward, rollout=config.rollout)
-    rewards.check_columns(set(data.columns or ()))
     return Player(
         config.rollout,
         generator=generator,
@@ -144,39 +163,42 @@ def build_player(
 
 
 def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tuple[Trainer, LoadedModel]:
-    """A trainer at the start of its run."""
+    """A trainer at the start of its run. What a user may have got wrong comes first, the model after it."""
+    collectives = strategy.collectives
     algorithm = build_algorithm(config)
-    loaded = build_model(config, strategy.device)
-    renderer = Renderer(loaded.tokenizer, free_form(config.generation.chat_template_kwargs, "generation.chat_template_kwargs"), config.data.system_prompt)
-    data = build_data(config, renderer, loaded)
-    steps = schedule(config, len(data.train) if data.sized else None).steps
+    data = build_data(config)
+    rewards = build_rewards(config, data)
+    steps = schedule(config, data.count).steps
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
+    loaded = build_model(config, strategy.device)
+    renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
+    data = fit_data(config, data, renderer, loaded)
     trainables = build_networks(config, algorithm, loaded, strategy)
     policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
-    player = build_player(config, policies, renderer, algorithm, data, strategy.collectives)
+    player = build_player(config, policies, renderer, rewards, algorithm, data, collectives)
     order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
+    if collectives.rank == 0 and order.left_over:
+        log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)
     sampling = sampling_from(config.generation)
-    source = registry.ROLLOUTS.load(config.rollout.name)(config.rollout, order=order, player=player, sampling=sampling, num_generations=config.algorithm.num_generations)
-    evaluator = Evaluator(config.evaluation, player, data.held_out, sampling, accuracy_term(config) or "")
+    source = registry.ROLLOUTS.load(config.rollout.name)(
+        config.rollout, order=order, player=player, sampling=sampling, num_generations=config.algorithm.num_generations
+    )
     dropout = not config.model.disable_dropout or getattr(config.peft, "dropout", 0.0) > 0
     parts = Parts(
         source=source,
         algorithm=algorithm,
         trainables=trainables,
         runner=StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps"),
-        evaluator=evaluator,
+        evaluator=Evaluator(config.evaluation, player, data.held_out, sampling, accuracy_term(config) or ""),
         log=SilentLog(),
-        collectives=strategy.collectives,
+        collectives=collectives,
         folder=folder.path,
         total_steps=steps,
         stop_requested=lambda: stop_request().requested,
         fingerprint=data.fingerprint,
     )
-    trainer = Trainer(config, parts)
-    if strategy.collectives.rank == 0 and order.left_over:
-        log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)
-    return trainer, loaded
+    return Trainer(config, parts), loaded
 
 
 def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) -> None:

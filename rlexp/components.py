@@ -9,9 +9,8 @@ from rlexp.config import algorithm, data, generation, model, reward, run, traini
 def register_all() -> None:
     """Register every shipped component and the root schema; idempotent."""
     registry.store("base_run", run.RunConfig)
-    for name, config in (("default", training.EvaluationConfig), ("none", training.EvaluationConfig)):
-        registry.store(f"_schema_evaluation_{name}", config)
     for name in ("default", "none"):
+        registry.store(f"_schema_evaluation_{name}", training.EvaluationConfig)
         registry.store(f"_schema_checkpoint_{name}", training.CheckpointConfig)
     registry.store("_schema_cluster_local", training.ClusterConfig)
 

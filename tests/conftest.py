@@ -11,8 +11,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import pytest  # noqa: E402
-from programs import Programs  # noqa: E402
+import pytest
+from programs import Programs
 
 
 @pytest.fixture(scope="session")

@@ -49,9 +49,9 @@ def main() -> None:
     import torch  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-    import rlexp.build  # noqa: F401
-    import rlexp.generation.native  # noqa: F401
-    import rlexp.losses.dapo  # noqa: F401
+    import rlexp.build
+    import rlexp.generation.native
+    import rlexp.losses.dapo
     import rlexp.rollout.sync  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class Algorithm:
     Class attributes say what the loop builds: `networks` (trained networks by name), `agents` (agent -> policy that plays it).
     """
 
-    networks: dict[str, type[Network]] = {"policy": Network}
-    agents: dict[str, str] = {"policy": "policy"}
+    networks: ClassVar[dict[str, type[Network]]] = {"policy": Network}
+    agents: ClassVar[dict[str, str]] = {"policy": "policy"}
     agent_loop: Any = None
     """how a task becomes rollouts; None is a single turn"""
-    companion_rates: dict[str, float] = {}
+    companion_rates: ClassVar[dict[str, float]] = {}
     """by companion: how far it moves towards its network after each step; absent is frozen"""
     needs = Needs()
     mask_truncated = False

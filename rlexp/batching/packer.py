@@ -80,8 +80,8 @@ def _cut(units: Sequence[_Unit], kinds: Sequence[str], budget: int, world: int) 
     alone = np.array([[unit.cost(kind, nothing) for kind in kinds] for unit in units])
     if alone.max() > budget:
         raise ValueError(f"a sample of {alone.max()} tokens exceeds trainer.tokens_per_microbatch={budget}")
-    last = [None, *units[:-1]]
-    after = np.array([[unit.cost(kind, before.branches[kind][-1].ids if before else nothing) for kind in kinds] for unit, before in zip(units, last, strict=True)])
+    ends = [{kind: unit.branches[kind][-1].ids for kind in kinds} for unit in units]
+    after = np.array([[unit.cost(kind, before.get(kind, nothing)) for kind in kinds] for unit, before in zip(units, [{}, *ends[:-1]], strict=True)])
     wanted = -(-len(_fill(alone, after, budget)) // world) * world
     low, high = int(alone.max()), budget
     while low < high:
@@ -94,7 +94,9 @@ def _cut(units: Sequence[_Unit], kinds: Sequence[str], budget: int, world: int) 
     return [units[start:end] for start, end in zip(starts, [*starts[1:], len(units)], strict=True)]
 
 
-def pack(samples: Sequence[Sample], terms: Terms, chosen: Sequence[int], *, budget: int, world: int = 1, companions: Sequence[str] = ()) -> list[list[MicroBatch]]:
+def pack(
+    samples: Sequence[Sample], terms: Terms, chosen: Sequence[int], *, budget: int, world: int = 1, companions: Sequence[str] = ()
+) -> list[list[MicroBatch]]:
     """Rows for the chosen samples (all of one model).
 
     Returns one list per process, all equally long. budget: most forwarded tokens of a row, for the samples and for each

@@ -58,7 +58,7 @@ def flatten(samples: Sequence[Sample]) -> Terms:
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def joined(name: str, dtype: type) -> np.ndarray:
-        parts = [np.asarray(getattr(sample, name), dtype=dtype) for sample in samples]
+        parts: list[np.ndarray] = [np.asarray(getattr(sample, name), dtype=dtype) for sample in samples]
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     return Terms(

@@ -44,6 +44,11 @@ class TaskData:
             self.columns = columns_of(self.train if self.sized else first_tasks(self.train, 1))
 
     @property
+    def count(self) -> int | None:
+        """The number of training tasks, None for a stream."""
+        return len(self.train) if isinstance(self.train, Sized) else None
+
+    @property
     def sized(self) -> bool:
         """Whether the number of training tasks is known (not a stream)."""
         return isinstance(self.train, Sized)

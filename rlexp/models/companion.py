@@ -72,6 +72,12 @@ class AdapterReference:
         finally:
             self.network.train(training)
 
+    @torch.no_grad()
+    def hidden(self, row: RowTensors) -> Tensor:
+        """Hidden states [L, D] under the reference's weights."""
+        with self.switch():
+            return self.network.hidden(row)
+
     def follow(self, step: int) -> None:
         """It never moves."""
 

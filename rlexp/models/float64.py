@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 def _forward(self: nn.Module, hidden: Tensor) -> Tensor:
     epsilon: float = self.variance_epsilon  # type: ignore[assignment]
-    return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
+    weight: Tensor = self.weight  # type: ignore[assignment]
+    return weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
 
 
 def use_float64_norms(module: nn.Module) -> nn.Module:

@@ -38,7 +38,7 @@ class _ChunkedColumns(torch.autograd.Function):
         return tuple(torch.cat(values) for values in parts)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_LD, *parameters = ctx.saved_tensors
         wanted = [i for i, gradient in enumerate(gradients) if gradient is not None]
         trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]

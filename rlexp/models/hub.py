@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -24,11 +22,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import HubModelConfig, ModelConfig
+from rlexp.models.fetch import fetch
 from rlexp.models.loaded import LoadedModel
 from rlexp.records import keys
 
-HUB_TIMEOUT_S = 10
-"""seconds for the hub to answer; a dead network is then one error after that time, not minutes of retries"""
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors"]
 
@@ -41,11 +38,10 @@ def load(config: HubModelConfig, *, seed: int) -> LoadedModel:
     """
     code = ["*.py"] if config.trust_remote_code else []
     weights = [] if config.random_weights else WEIGHT_FILES
-    folder = _fetch(config.path, config.revision, [*TOKENIZER_FILES, *weights, *code], "model.path")
+    folder = fetch(config.path, config.revision, [*TOKENIZER_FILES, *weights, *code], "model.path")
     tokenizer_folder = folder
     if config.tokenizer is not None:
-        revision = None if Path(config.tokenizer).expanduser().is_dir() else config.revision
-        tokenizer_folder = _fetch(config.tokenizer, revision if config.tokenizer == config.path else None, [*TOKENIZER_FILES, *code], "model.tokenizer")
+        tokenizer_folder = fetch(config.tokenizer, None, [*TOKENIZER_FILES, *code], "model.tokenizer")
     return load_folder(
         folder,
         config,
@@ -107,30 +103,6 @@ def _zero_dropout(attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
             attributes[name] = 0.0
-
-
-def _fetch(path: str, revision: str | None, patterns: list[str], key: str) -> Path:
-    """A local folder as it is, or the hub's files in the local hub cache (also without network, once they are there)."""
-    local = Path(path).expanduser()
-    if local.is_dir():
-        if revision is not None:
-            raise UserError(f"model.revision={revision} has no meaning for the local folder {key}={path}: leave it out")
-        return local.resolve()
-    try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns, etag_timeout=HUB_TIMEOUT_S))
-    except GatedRepoError as error:
-        raise UserError(f"{key}={path} is gated: accept its licence on the hub and log in (hf auth login), or give a local folder") from error
-    except RevisionNotFoundError as error:
-        raise UserError(f"model.revision={revision} does not exist in {key}={path}") from error
-    except RepositoryNotFoundError as error:
-        raise UserError(f"{key}={path} is neither a local folder nor a model on the hub that you may read: check the spelling") from error
-    except HFValidationError as error:
-        raise UserError(f"{key}={path} is neither a local folder nor a valid hub id (OWNER/NAME)") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{key}={path} is no local folder and the hub cannot be reached ({reason}): give a local folder, or use model=tiny or model=smollm2_135m"
-        ) from error
 
 
 def _architecture(folder: Path, trust_remote_code: bool) -> PretrainedConfig:

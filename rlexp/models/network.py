@@ -30,7 +30,7 @@ class RowTensors:
     target_L: Tensor
     candidates_LC: Tensor | None = None
     candidates_mask_LC: Tensor | None = None
-    companions: dict[str, tuple["Network", Tensor]] = field(default_factory=dict)
+    companions: dict[str, tuple[Network, Tensor]] = field(default_factory=dict)
     """by name: the companion and the hidden states that predict the same terms, [L, D], without gradient"""
 
     def mask(self, dtype: torch.dtype) -> Tensor:
@@ -79,7 +79,8 @@ class Network(nn.Module):
         config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
         other = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
         if other:
-            raise UserError(f"model {loaded.label}: attention layers of type {', '.join(sorted(other))} cannot be trained on packed rows; choose a model with full attention")
+            names = ", ".join(sorted(other))
+            raise UserError(f"model {loaded.label}: attention layers of type {names} cannot be trained on packed rows; choose a model with full attention")
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
 
@@ -91,7 +92,8 @@ class Network(nn.Module):
     @property
     def causal(self) -> Any:
         """The transformers model, below a peft wrapper if there is one."""
-        return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+        module: Any = self.module
+        return module.get_base_model() if hasattr(module, "get_base_model") else module
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +116,7 @@ class Network(nn.Module):
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Logits [K, V] of the sampling distribution in at least float32: scale, soft cap, temperature."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            logits = self.head(hidden_KD)
+            logits: Tensor = self.head(hidden_KD)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -150,4 +152,5 @@ class Network(nn.Module):
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             theirs = self.causal(input_ids=ids[None]).logits[0].to(mine.dtype)
         if not torch.allclose(mine, theirs, atol=1e-2 if self.autocast else 1e-3, rtol=1e-3):
-            raise UserError(f"model {type(self.causal).__name__} computes its logits in a way that is not supported (largest difference {(mine - theirs).abs().max():.3g})")
+            largest = float((mine - theirs).abs().max())
+            raise UserError(f"model {type(self.causal).__name__} computes its logits in a way that is not supported (largest difference {largest:.3g})")

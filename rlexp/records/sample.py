@@ -33,7 +33,7 @@ class Sample:
     """float32 [L]; 0 for value reads"""
     candidates: Candidates | None = None
     """per term, when sampling was truncated"""
-    companions: dict[str, "Context"] = field(default_factory=dict)
+    companions: dict[str, Context] = field(default_factory=dict)
     """second sequences by companion name (e.g. the teacher's), term for term"""
     keep_together: int | None = None
     """samples with the same number go into the same row (forks under sequence losses, pairs)"""

@@ -78,7 +78,9 @@ def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], s
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left on the disk for the checkpoint of step {step}: free some or lower checkpoint.keep_last, then run the same command to continue") from error
+            raise UserError(
+                f"no space left on the disk for the checkpoint of step {step}: free some or lower checkpoint.keep_last, then run the same command to continue"
+            ) from error
         raise
     return final
 
@@ -101,7 +103,8 @@ def load_weights(path: Path, networks: dict[str, torch.nn.Module]) -> None:
         own = dict(network.named_parameters())
         wrong = [key for key, value in tensors.items() if key not in own or own[key].shape != value.shape]
         if wrong:
-            raise UserError(f"{path}: {len(wrong)} weights of {name} do not fit this model, e.g. {wrong[0]}: choose the model and peft options the checkpoint was made with")
+            hint = "choose the model and peft options the checkpoint was made with"
+            raise UserError(f"{path}: {len(wrong)} weights of {name} do not fit this model, e.g. {wrong[0]}: {hint}")
         with torch.no_grad():
             for key, value in tensors.items():
                 own[key].copy_(value)

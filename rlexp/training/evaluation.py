@@ -24,6 +24,10 @@ class Plays(Protocol):
         """Rollouts of the tasks, scored, equal on every rank."""
         ...
 
+    def close(self) -> None:
+        """End its event loop."""
+        ...
+
 
 class Evaluator:
     """Plays the held-out tasks. accuracy is the share of tasks whose greedy rollout gets 1.0 from the accuracy term."""
@@ -43,7 +47,8 @@ class Evaluator:
 
     def run(self, state: TrainerState) -> tuple[dict[str, float], GenerationBatch]:
         """Metrics and the greedy rollouts. The same tasks, in the same order, each time."""
-        greedy = self.player.play(self.tasks, num_generations=1, sampling=replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=None), purpose="eval", state=state)
+        sampling = replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=None)
+        greedy = self.player.play(self.tasks, num_generations=1, sampling=sampling, purpose="eval", state=state)
         metrics = batch_metrics(greedy)
         metrics.pop("frac_reward_zero_std", None)
         metrics["accuracy"] = float(np.mean([self._correct(rollout.rewards) for rollout in greedy.rollouts]))

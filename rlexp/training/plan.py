@@ -15,7 +15,7 @@ from rlexp.algorithms.base import Algorithm
 from rlexp.batching.packer import MicroBatch, pack
 from rlexp.batching.terms import Terms
 from rlexp.losses.reduction import Counts, scales
-from rlexp.records.rollout import GenerationBatch
+from rlexp.records.rollout import GenerationBatch, Rollout
 from rlexp.records.sample import Sample
 
 
@@ -54,12 +54,12 @@ def step_of_rollouts(count: int, steps: int) -> np.ndarray:
     return np.arange(count) * steps // max(count, 1)
 
 
-def _counts(model: str, chosen: Sequence[int], step: int, step_R: np.ndarray, batch: GenerationBatch, terms: Terms, algorithm: Algorithm, budget: Budget) -> Counts:
+def _counts(model: str, chosen: Sequence[int], in_step: Sequence[Rollout], batch: GenerationBatch, terms: Terms, algorithm: Algorithm, longest: int) -> Counts:
     """Counted over the rollouts of the step that this network learns from, idle ones too, on all ranks."""
-    mine = [algorithm.trained_tokens(rollout) for rollout, where in zip(batch.rollouts, step_R, strict=True) if where == step and model in algorithm.models_of(rollout)]
+    mine = [algorithm.trained_tokens(rollout) for rollout in in_step if model in algorithm.models_of(rollout)]
     owners = terms.rollout_L[_terms_of(chosen, terms)]
     per_rollout = np.array([algorithm.trained_tokens(rollout) for rollout in batch.rollouts], dtype=np.int64)
-    return Counts(tokens_L=per_rollout[owners], tokens=int(sum(mine)), rollouts=len(mine), max_completion_length=budget.max_completion_length)
+    return Counts(tokens_L=per_rollout[owners], tokens=sum(mine), rollouts=len(mine), max_completion_length=longest)
 
 
 def _terms_of(chosen: Sequence[int], terms: Terms) -> np.ndarray:
@@ -84,16 +84,19 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
     scale_L, tokens_L = np.zeros(terms.count), np.ones(terms.count, np.int64)
     steps = []
     for step in range(budget.steps_per_batch):
+        in_step = [rollout for rollout, where in zip(batch.rollouts, step_R, strict=True) if where == step]
         micro_batches: dict[str, list[MicroBatch]] = {}
         forwarded = trained = 0
         for model in algorithm.networks:
             chosen = [number for number, sample in enumerate(samples) if sample.model == model and step_R[sample.rollout] == step]
-            by_rank = pack(samples, terms, chosen, budget=budget.tokens, world=budget.world, companions=sorted(algorithm.needs.beside) if chosen and samples[chosen[0]].companions else ())
+            kinds = sorted(samples[chosen[0]].companions) if chosen else ()
+            by_rank = pack(samples, terms, chosen, budget=budget.tokens, world=budget.world, companions=kinds)
             micro_batches[model] = by_rank[budget.rank]
             if not chosen:
                 continue
             rows = [micro_batch for mine in by_rank for micro_batch in mine if not micro_batch.filler]
-            counts, term_L = _counts(model, chosen, step, step_R, batch, terms, algorithm, budget), _terms_of(chosen, terms)
+            counts = _counts(model, chosen, in_step, batch, terms, algorithm, budget.max_completion_length)
+            term_L = _terms_of(chosen, terms)
             _count_microbatches(counts, rows, term_L)
             scale_L[term_L], tokens_L[term_L] = scales(algorithm.reduction(model), counts), counts.tokens_L
             forwarded += sum(micro_batch.row.tokens for micro_batch in rows)

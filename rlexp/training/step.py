@@ -73,7 +73,8 @@ def _sampler_stats(inputs: LossInputs) -> dict[str, Stat]:
     """|sampler - trainer at sampling time| over the terms of a first pass: grows when generator and trainer disagree."""
     difference = inputs.where_active((inputs.sampler_logp_L - inputs.old_logp_L).abs())
     name = "sampling/sampling_logp_difference"
-    return {f"{name}/mean": Stat(MEAN, float(difference.sum()), float(inputs.active_L.sum())), f"{name}/max": Stat(MAX, float(difference.max()) if len(difference) else 0.0)}
+    largest = float(difference.max()) if len(difference) else 0.0
+    return {f"{name}/mean": Stat(MEAN, float(difference.sum()), float(inputs.active_L.sum())), f"{name}/max": Stat(MAX, largest)}
 
 
 class StepRunner:
@@ -141,7 +142,9 @@ class StepRunner:
         """Stop on every rank when any micro-batch had a non-finite loss."""
         if totals.bad:
             places = "; ".join(f"{bad['model']}: rollouts {bad['rollouts']} (saved in {bad['path']})" for bad in totals.bad)
-            raise UserError(f"the loss is not finite at step {number + 1}, {places}. Look for log-probs of -inf or NaN in the dump, or lower optimizer.learning_rate")
+            raise UserError(
+                f"the loss is not finite at step {number + 1}, {places}. Look for log-probs of -inf or NaN in the dump, or lower optimizer.learning_rate"
+            )
 
     def optimize(self, step: Step, rate: float) -> dict[str, float]:
         """Step every optimizer that has trained terms; returns gradient norms. Without any term nothing is called."""
@@ -186,6 +189,6 @@ def finite_terms(samples: list[Any], terms: Terms, batch_rollouts: list[Any], on
     torch.save({"sample": samples[sample], "rollout": rollout}, path)
     position = term - int(terms.offsets_S[sample])
     raise UserError(
-        f"the generator gave no log-prob at step {number + 1}, rollout {(*rollout.group, rollout.index)}, token {position} (saved in {path.parent.name}/{path.name}). "
-        "Fix the generator, or set generation.on_missing_logprob=mask to leave such tokens out"
+        f"the generator gave no log-prob at step {number + 1}, rollout {(*rollout.group, rollout.index)}, token {position} "
+        f"(saved in {path.parent.name}/{path.name}). Fix the generator, or set generation.on_missing_logprob=mask to leave such tokens out"
     )

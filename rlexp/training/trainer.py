@@ -92,12 +92,11 @@ class Trainer:
 
     def __init__(self, config: RunConfig, parts: Parts) -> None:
         self.config, self.parts = config, parts
-        self.progress, self.work, self.watch = Progress(), None, Stopwatch()
-        self.budget = Budget(
-            config.trainer.steps_per_batch, config.trainer.tokens_per_microbatch, config.rollout.max_completion_length, parts.collectives.rank, parts.collectives.world
-        )
+        self.progress, self.watch = Progress(), Stopwatch()
+        self.work: Work | None = None
+        rank, world = parts.collectives.rank, parts.collectives.world
+        self.budget = Budget(config.trainer.steps_per_batch, config.trainer.tokens_per_microbatch, config.rollout.max_completion_length, rank, world)
         self.passes = config.algorithm.num_iterations
-        self.work: Work | None
 
     # the loop
 
@@ -206,7 +205,8 @@ class Trainer:
         seconds = self.watch.reset()
         progress.seconds += seconds["step"]
         phases = {**{name: value for name, value in work.seconds.items() if fresh}, **{name: value for name, value in seconds.items() if name != "step"}}
-        metrics = {**metrics, **work.metrics, "num_tokens": float(progress.generated + progress.prompts), "epoch": self.parts.source.epoch(), "step_time": seconds["step"]}
+        counted = {"num_tokens": float(progress.generated + progress.prompts), "epoch": self.parts.source.epoch(), "step_time": seconds["step"]}
+        metrics = {**metrics, **work.metrics, **counted}
         metrics.setdefault("loss", 0.0)
         metrics.update({f"perf/{name}_s": value for name, value in phases.items()})
         metrics["perf/tokens_per_s"] = (work.batch.generated_tokens if fresh else 0) / max(seconds["step"], 1e-9)
@@ -235,7 +235,8 @@ class Trainer:
         if better:
             progress.evaluation["best"] = kept
         if value is not None and progress.step > 0:
-            progress.best = sorted([*progress.best, [value, float(progress.step)]], key=lambda pair: (-pair[0], pair[1]))[: max(self.config.checkpoint.keep_best, 1)]
+            ranked = sorted([*progress.best, [value, float(progress.step)]], key=lambda pair: (-pair[0], pair[1]))
+            progress.best = ranked[: max(self.config.checkpoint.keep_best, 1)]
         return better and progress.step > 0 and self.config.checkpoint.keep_best > 0
 
     # checkpoints

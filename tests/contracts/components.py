@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from contracts.parts import two_agents
 from torch import Tensor, nn
 
+from contracts.parts import two_agents
 from rlexp.algorithms.base import Algorithm, Objective, group_numbers, spread
 from rlexp.batching.terms import Terms
 from rlexp.chat.samples import samples_of
@@ -90,7 +90,7 @@ class SDPO(Algorithm):
     """Each completion is read again behind the best completion of its group by a slowly following copy."""
 
     needs = Needs(columns={"policy": frozenset({"logp", "topk_divergence"})}, beside=frozenset({"teacher"}), companions=frozenset({"teacher"}))
-    companion_rates = {"teacher": 0.3}
+    companion_rates: ClassVar = {"teacher": 0.3}
 
     def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
         self.config = config
@@ -160,8 +160,8 @@ class ValueNetwork(Network):
 class TwoAgents(Algorithm):
     """Actor-critic for two agents that speak in turn; each policy and each critic is a network of its own."""
 
-    networks = {"first": Network, "second": Network, "critic_first": ValueNetwork, "critic_second": ValueNetwork}
-    agents = {"first": "first", "second": "second"}
+    networks: ClassVar = {"first": Network, "second": Network, "critic_first": ValueNetwork, "critic_second": ValueNetwork}
+    agents: ClassVar = {"first": "first", "second": "second"}
     agent_loop = staticmethod(two_agents)
 
     def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
@@ -203,8 +203,8 @@ class TwoAgents(Algorithm):
 class TwoAgentsShared(TwoAgents):
     """Both agents are played by one policy: it makes one step from the sum; the critics stay apart."""
 
-    networks = {"policy": Network, "critic_first": ValueNetwork, "critic_second": ValueNetwork}
-    agents = {"first": "policy", "second": "policy"}
+    networks: ClassVar = {"policy": Network, "critic_first": ValueNetwork, "critic_second": ValueNetwork}
+    agents: ClassVar = {"first": "policy", "second": "policy"}
 
 
 def _clip_objective(inputs: LossInputs) -> ObjectiveResult:

@@ -13,11 +13,12 @@ import pytest
 from programs import Programs
 from safetensors.torch import load_file
 
-BASE = (
-    "experiment=none model=random_tiny data=addition data.digits=1 data.size=40 data.eval_size=2 reward=[digits] rollout.prompts_per_batch=2 "
-    "rollout.max_completion_length=6 trainer.steps_per_batch=2 algorithm.num_generations=4 optimizer.learning_rate=0.01 optimizer.schedule=constant "
-    "trainer.tokens_per_microbatch=60 checkpoint.steps=3 checkpoint.keep_last=1 checkpoint.keep_best=0 evaluation.steps=1 run.name=r tracker.rollout_steps=1"
-).split()
+BASE = [
+    *("experiment=none", "model=random_tiny", "data=addition", "data.digits=1", "data.size=40", "data.eval_size=2", "reward=[digits]"),
+    *("rollout.prompts_per_batch=2", "rollout.max_completion_length=6", "trainer.steps_per_batch=2", "algorithm.num_generations=4"),
+    *("optimizer.learning_rate=0.01", "optimizer.schedule=constant", "trainer.tokens_per_microbatch=60", "evaluation.steps=1"),
+    *("checkpoint.steps=3", "checkpoint.keep_last=1", "checkpoint.keep_best=0", "run.name=r", "tracker.rollout_steps=1"),
+]
 ALGORITHMS = {
     "grpo": ["algorithm=grpo", "loss=dapo", "algorithm.num_iterations=2"],
     "rloo": ["algorithm=contract_rloo", "loss=grpo", "algorithm.beta=0.05"],
@@ -78,7 +79,9 @@ def test_killed_at_every_call_and_resumed_gives_the_same_bytes(name: str, progra
     whole = train(programs, tmp_path / "whole", *options, *steps)
     train(programs, tmp_path / "killed", *options, *steps, env={"RLEXP_FAULT": deaths[0]}, code=-9)
     for death in deaths[1:]:
-        done = programs.run("contracts.life", str(tmp_path / "killed" / "r"), cwd=tmp_path, env={"RLEXP_OUTPUTS": str(tmp_path / "killed"), "RLEXP_FAULT": death})
+        done = programs.run(
+            "contracts.life", str(tmp_path / "killed" / "r"), cwd=tmp_path, env={"RLEXP_OUTPUTS": str(tmp_path / "killed"), "RLEXP_FAULT": death}
+        )
         assert done.code == -9, f"{death} was not reached: exit {done.code}\n{done.out[-2000:]}\n{done.err[-2000:]}"
     killed = train(programs, tmp_path / "killed", *options, *steps)
     assert final_weights(killed) == final_weights(whole)

@@ -28,7 +28,7 @@ from transformers import (
 from rlexp import registry
 from rlexp.config.errors import UserError
 from rlexp.config.model import HubModelConfig, PeftConfig
-from rlexp.models import hub
+from rlexp.models import fetch, hub
 from rlexp.models.save import save_policy
 from rlexp.models.tokenizer import character_tokenizer
 
@@ -199,7 +199,9 @@ def test_folders_that_cannot_be_used_are_explained(folder, copy, tmp_path):
 
 @pytest.mark.rows("GRPO-101")
 def test_code_of_a_model_is_not_run_unless_trusted(copy):
-    rewrite(copy / "config.json", model_type="homemade", architectures=["Homemade"], auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Homemade"})
+    rewrite(
+        copy / "config.json", model_type="homemade", architectures=["Homemade"], auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Homemade"}
+    )
     (copy / "code.py").write_text(
         "from transformers import Qwen3Config, Qwen3ForCausalLM\n"
         "class Config(Qwen3Config):\n    model_type = 'homemade'\n"
@@ -216,7 +218,7 @@ def test_a_hub_that_does_not_answer_is_one_quick_error(monkeypatch):
         silent.listen()
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(fetch, "REQUEST_SECONDS", 0.5)
         started = time.monotonic()
         with pytest.raises(UserError, match=r"model\.path=nobody/nothing is no local folder and the hub cannot be reached .*: give a local folder"):
             load("nobody/nothing")

@@ -108,7 +108,7 @@ def test_last_token_of_a_sample_predicts_nothing() -> None:
 def test_candidates_renormalise() -> None:
     loaded = tiny_model(spread=3.0)
     kept = [[7, 20, 30], [8, 9]]
-    item = sample([5, 6, 7, 8], 2, candidates=Candidates(np.array(sum(kept, [])), np.array([0, 3, 5])))
+    item = sample([5, 6, 7, 8], 2, candidates=Candidates(np.array([*kept[0], *kept[1]]), np.array([0, 3, 5])))
     found = columns(Network(loaded), [item], names=("logp",))["logp"]
     logits = loaded.module(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0].double()
     for i, (position, target) in enumerate(((1, 7), (2, 8))):
@@ -133,7 +133,7 @@ class _Largest(TorchDispatchMode):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for item in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(item, torch.Tensor):
@@ -146,7 +146,7 @@ def test_no_tensor_of_the_whole_vocabulary() -> None:
     vocabulary, terms_count, chunk = 50_000, 4096, 256
     loaded = tiny_model(vocab=vocabulary, hidden=8, layers=1, heads=2, dtype=torch.float32, context=128)
     network = Network(loaded, chunk=chunk)
-    items = [sample([1] + list(range(start, start + 64)), 64, rollout=start) for start in range(2, 2 + terms_count, 64)]
+    items = [sample([1, *range(start, start + 64)], 64, rollout=start) for start in range(2, 2 + terms_count, 64)]
     terms = flatten(items)
     companion = Companion(network)
     with _Largest() as largest:

@@ -45,8 +45,11 @@ class LateRolloutConfig(RolloutConfig):
     name: str = "late"
 
 
+shared = {"__doc__": ContractConfig.__doc__, "__module__": __name__}
 for name, target in (("contract_rloo", "RLOO"), ("contract_sdpo", "SDPO"), ("contract_agents", "TwoAgents"), ("contract_agents_shared", "TwoAgentsShared")):
-    config = make_dataclass(f"{target}Config", [("name", str, name)], bases=(ContractConfig,), namespace={"__doc__": ContractConfig.__doc__, "__module__": __name__})
+    config = make_dataclass(
+        f"{target}Config", [("name", str, name)], bases=(ContractConfig,), namespace={"__doc__": ContractConfig.__doc__, "__module__": __name__}
+    )
     ALGORITHMS.register(name, config, f"contracts.components:{target}")
 MODELS.register("random_tiny", RandomModelConfig, "contracts.parts:load_model")
 REWARDS.register("digits", DigitsRewardConfig, "contracts.parts:Digits")
