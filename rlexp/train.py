@@ -24,6 +24,10 @@ def _run(cfg: DictConfig) -> int:
         from rlexp.generation.base import sampling_from
 
         sampling_from(config.generation)  # the generator knows which arguments it takes
+    if config.run.start_from is not None:
+        from rlexp.launch.opening import check_start
+
+        check_start(config)
     if config.run.dry:
         print(plan_text(config))
         return 0

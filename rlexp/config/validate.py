@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from rlexp.config import derived, reward
 from rlexp.config.fields import problems_of
@@ -59,8 +58,6 @@ def _run(config: RunConfig) -> Iterator[str]:
         wrong = name_problem(name) if name is not None else None
         if wrong:
             yield f"{key}={name} {wrong}"
-    if config.run.start_from is not None and not Path(config.run.start_from).is_dir():
-        yield f"run.start_from={config.run.start_from} is no folder: give a checkpoint folder, e.g. outputs/NAME/checkpoints/latest"
 
 
 def _batch(config: RunConfig) -> Iterator[str]:

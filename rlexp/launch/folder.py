@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ def now() -> str:
 class RunFolder:
     """A run folder that exists. `rlexp.launch.opening.open_folder` finds or makes one; rank processes attach to it by its path.
 
-    path: the folder. finished: whether there was nothing left to do when it was opened.
+    path: the folder. finished: whether there was nothing left to do when it was opened. fresh: whether this process began the run.
     """
 
-    def __init__(self, path: Path, finished: bool = False) -> None:
-        self.path, self.finished = path, finished
+    def __init__(self, path: Path, finished: bool = False, fresh: bool = False) -> None:
+        self.path, self.finished, self.fresh = path, finished, fresh
 
     @property
     def name(self) -> str:
@@ -116,6 +117,15 @@ class RunFolder:
     def store(self, key: str, value: Any) -> None:
         """Keep a small value (JSON) in the folder."""
         write_json(self.path / "state.json", {**(read_json(self.path / "state.json") or {}), key: value})
+
+    @property
+    def unused(self) -> bool:
+        """Whether this process began the run and nothing came of it yet: no metrics, no checkpoint."""
+        return self.fresh and not self.metrics_path.exists() and self.latest_checkpoint is None
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it."""
+        shutil.rmtree(self.path)
 
     def move_away(self) -> Path:
         """Rename the folder to NAME.old-1 (-2, …). Returns where it is now."""

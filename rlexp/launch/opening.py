@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,20 @@ def open_folder(config: RunConfig, overrides: Sequence[str]) -> RunFolder:
         except Held as held:
             if given:
                 raise UserError(f"{held}: wait for it, or choose another run.name (run.name={name} was given); {_unsure(held)}") from None
+        except OSError as error:
+            raise UserError(
+                f"the run folder {path} cannot be written ({error.strerror}): make that possible, or set RLEXP_OUTPUTS=FOLDER to keep runs elsewhere"
+            ) from error
     raise AssertionError("unreachable")
+
+
+def check_start(config: RunConfig) -> None:
+    """Raise UserError when run.start_from is no folder, unless the run has a checkpoint of its own: then it may be gone."""
+    parent, name, _ = place(config)
+    if config.run.start_from is None or RunFolder(parent / name).latest_checkpoint is not None:
+        return
+    if not Path(config.run.start_from).is_dir():
+        raise UserError(f"run.start_from={config.run.start_from} is no folder: give a checkpoint folder, e.g. outputs/NAME/checkpoints/latest")
 
 
 def place(config: RunConfig) -> tuple[Path, str, bool]:
@@ -61,16 +75,20 @@ def _open(path: Path, config: RunConfig, overrides: Sequence[str]) -> RunFolder:
             raise UserError(f"{path} exists and is not a run folder: choose another run.name")
     path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path)
-    lock.acquire()
+    fresh = False
     try:
+        lock.acquire()
+        fresh = not (path / "config.yaml").exists()
         folder = _decide(path, config)
         if not folder.finished:
             _begin(folder, config, overrides)
         return folder
+    except Held:
+        raise
     except BaseException:
         lock.release()
-        if not existed and not any(path.iterdir()):
-            path.rmdir()
+        if not existed and (fresh or not any(path.iterdir())):
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 
@@ -78,13 +96,13 @@ def _decide(path: Path, config: RunConfig) -> RunFolder:
     """What to do with a folder that this process has locked."""
     folder = RunFolder(path)
     if not folder.config_path.exists():
-        return folder
+        return RunFolder(path, fresh=True)
     if config.run.resume == "never":
         old = folder.move_away()
         FolderLock(old).release()
         path.mkdir(exist_ok=True)
         FolderLock(path).acquire()
-        return RunFolder(path)
+        return RunFolder(path, fresh=True)
     before = load_config(folder.config_path)
     changed = differing(before, config)
     if changed:

@@ -97,7 +97,8 @@ def _follow(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
 def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
     """Do the work of a run and write how it ended to status.json; what went wrong goes to train.log and the console.
 
-    work: gets the stop request; returns an exit code (0, 1, 75) and, for 1, the failure. It may raise anything.
+    work: gets the stop request; returns an exit code (0, 1, 75) and, for 1, the failure. It may raise anything. When it fails by what a user can fix
+    (the data, a reward, the model) before anything was trained, the folder is removed: the corrected command finds its name free.
     """
     failure: Failure | None = None
     try:
@@ -108,6 +109,9 @@ def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
     reason = stop.reason if state == PREEMPTED else failure.reason if failure else None
     if failure is not None:
         _say(folder, failure)
+        if failure.expected and folder.unused:
+            folder.remove()
+            return code
     try:
         folder.write_status(state, reason=reason, ended=now(), exit_code=code)
     except OSError as error:  # a full disk: the old status stays, "running" with the pid of a process that is gone, and the run can be continued

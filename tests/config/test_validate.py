@@ -51,7 +51,6 @@ CASES = [
     (["checkpoint.metric=acuracy"], "checkpoint.metric=acuracy is no metric of the evaluation; did you mean accuracy?"),
     (["checkpoint.metric=pass@4"], "checkpoint.metric=pass@4 needs sampled completions: evaluation.num_generations > 0"),
     (["generation.stop=['']"], "generation.stop holds an empty string"),
-    (["run.start_from=nowhere"], "run.start_from=nowhere is no folder"),
     (["run.name=a/b"], "run.name=a/b must be letters"),
     (["sweep.name=a/b"], "sweep.name=a/b must be letters"),
 ]

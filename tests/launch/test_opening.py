@@ -18,7 +18,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.saved import load_config
 from rlexp.launch.folder import FAILED, FINISHED, PREEMPTED, RunFolder
 from rlexp.launch.lock import FolderLock, Holder, born
-from rlexp.launch.opening import open_folder
+from rlexp.launch.opening import check_start, open_folder
 
 NAME = "addition-grpo-dapo-tiny-s42"
 
@@ -182,3 +182,19 @@ def test_small_values_outlive_the_process(outputs: Path) -> None:
     folder.store("trackers", {"wandb": "abc"})
     folder.store("other", 1)
     assert RunFolder(folder.path).load("trackers") == {"wandb": "abc"}
+
+
+def test_a_start_that_is_gone_is_refused_unless_the_run_has_its_own_checkpoint(outputs: Path) -> None:
+    config = default_with(run__start_from="gone")
+    with pytest.raises(UserError, match="run.start_from=gone is no folder"):
+        check_start(config)
+    run_once()
+    check_start(config)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_root_that_cannot_be_written(outputs: Path, below: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (outputs.parent / "file").touch()
+    monkeypatch.setenv("RLEXP_OUTPUTS", str(outputs.parent / "file" / below))
+    with pytest.raises(UserError, match=r"the run folder .* cannot be written \(Not a directory\).*RLEXP_OUTPUTS"):
+        open_folder(default_with(), [])

@@ -18,7 +18,7 @@ import rlexp.launch.folder as folder_module
 from rlexp.config.errors import UserError
 from rlexp.launch.failure import Failure, failure_of
 from rlexp.launch.folder import RunFolder
-from rlexp.launch.lock import is_alive
+from rlexp.launch.lock import FolderLock, is_alive
 from rlexp.launch.opening import open_folder
 from rlexp.launch.ranks import run_ranks
 from rlexp.launch.signals import PREEMPTED_CODE, StopRequest, handling
@@ -177,6 +177,7 @@ def test_messages_and_tracebacks_go_where_they_belong(folder: RunFolder, capsys:
     def wrong(stop: StopRequest) -> tuple[int, Failure | None]:
         raise UserError("data.path: no such file")
 
+    folder.metrics_path.touch()
     carry_out(folder, StopRequest(), wrong)
     assert capsys.readouterr().err == "error: data.path: no such file\n"
     assert "Traceback" in folder.log_path.read_text() and "in wrong" in folder.log_path.read_text()
@@ -186,7 +187,21 @@ def test_messages_and_tracebacks_go_where_they_belong(folder: RunFolder, capsys:
     assert err.startswith("Traceback") and err.endswith("error: IndexError: list index out of range\n")
 
 
+def test_what_is_wrong_before_anything_is_trained_leaves_no_folder(folder: RunFolder) -> None:
+    assert carry_out(folder, StopRequest(), lambda stop: (1, Failure("rank 1: data.path: no such file", "", True))) == 1
+    assert not folder.path.exists() and folder.path.parent.is_dir()
+
+
+def test_a_continued_run_is_never_removed(folder: RunFolder) -> None:
+    FolderLock(folder.path).release()
+    again = open_folder(default_with(), [])
+    assert carry_out(again, StopRequest(), lambda stop: (1, Failure("data.path: no such file", "", True))) == 1
+    assert again.status()["status"] == "failed"
+
+
 def test_a_full_disk_is_one_message_and_loses_nothing(folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.metrics_path.touch()
+
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
