@@ -128,9 +128,11 @@ def _architecture(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def _tokenizer(folder: Path, template: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
+        raise UserError(f"model.tokenizer: {folder} has no tokenizer files: set model.tokenizer")  # transformers would make an empty one
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, padding_side="left")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a broken file makes the libraries raise anything
         raise UserError(f"model.tokenizer: {folder} has no tokenizer that can be loaded ({str(error).splitlines()[0]}): set model.tokenizer") from error
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:

@@ -191,9 +191,12 @@ def test_folders_that_cannot_be_used_are_explained(folder, copy, tmp_path):
     rewrite(copy / "config.json", vocab_size=50)
     with pytest.raises(UserError, match=r"model\.tokenizer: it has 103 tokens, the model only 50 embeddings"):
         load(copy, random_weights=True)
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"model\.tokenizer: .* has no tokenizer that can be loaded"):
+        load(copy)
     for file in copy.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(UserError, match=r"model\.tokenizer: .* has no tokenizer that can be loaded"):
+    with pytest.raises(UserError, match=r"model\.tokenizer: .* has no tokenizer files"):
         load(copy)
 
 
