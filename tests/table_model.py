@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -71,8 +72,9 @@ class TableModel(PreTrainedModel, GenerationMixin):
 
 
 def word_tokenizer(words: list[str], special: tuple[int, ...] = (), eos: int | None = None, pad: int | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer that decodes id i to words[i], without spaces between. special: ids that are special tokens."""
+    """A tokenizer that decodes id i to words[i], without spaces between, and cuts text into these words. special: ids that are special tokens."""
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))), "isolated")
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
