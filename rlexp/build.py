@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from rlexp import registry
 from rlexp.algorithms.base import Algorithm
 from rlexp.chat.rendering import Renderer
 from rlexp.config.derived import accuracy_term, schedule, too_few_tasks
 from rlexp.config.errors import UserError
+from rlexp.config.model import LoraConfig
 from rlexp.config.run import RunConfig
+from rlexp.config.saved import load_changed, load_config
 from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
 from rlexp.distributed.collectives import Collectives
@@ -25,14 +32,16 @@ from rlexp.launch.signals import stop_request
 from rlexp.launch.threads import thread_count
 from rlexp.models.adapters import reference_adapter
 from rlexp.models.companion import AdapterReference, Companion
+from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
+from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.player import Player
 from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
 from rlexp.training.evaluation import Evaluator
-from rlexp.training.finish import save_models, summary_of
+from rlexp.training.finish import model_folder, save_models, summary_of
 from rlexp.training.networks import Trainable
 from rlexp.training.silent import SilentLog
 from rlexp.training.step import StepRunner
@@ -44,14 +53,15 @@ PREEMPTED = 75
 """exit code of a run that was asked to stop and can be continued"""
 
 
-def prepare_torch(config: RunConfig, folder: RunFolder, rank: int, world: int) -> None:
-    """Threads and determinism of this process."""
+def prepare_torch(config: RunConfig, world: int) -> int:
+    """Threads and determinism of this process. Returns the number of threads."""
     threads = thread_count(config, world)
     torch.set_num_threads(threads)
-    if rank == 0 and (warning := folder.record_threads(threads)):
-        log.warning(warning)
     if config.run.deterministic:
         torch.use_deterministic_algorithms(True)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # in a file, a bar is a line for each of its states
+    return threads
 
 
 def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
@@ -79,17 +89,18 @@ def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | Non
     return None
 
 
+def build_network(config: RunConfig, network_class: type[Network], source: LoadedModel, device: torch.device) -> Network:
+    """One network of the loop around a model."""
+    temperature = sampling_from(config.generation).temperature
+    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, device))
+
+
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
     """Every trained network with its optimizer and companions. The first is the loaded model, the others start as copies of it."""
     made: dict[str, Trainable] = {}
     sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
     for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
-        network = network_class(
-            source,
-            temperature=sampling_from(config.generation).temperature,
-            chunk=config.trainer.logits_chunk,
-            autocast=autocast_dtype(config, strategy.device),
-        )
+        network = build_network(config, network_class, source, strategy.device)
         if network_class is Network:
             network.check()
         companions = {}
@@ -111,11 +122,14 @@ def build_data(config: RunConfig) -> TaskData:
     return data
 
 
-def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> TaskData:
-    """Find prompts that are too long, and rollouts that could fit no row, before long work starts."""
-    data, longest = fit_prompts(
-        data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=config.data.max_prompt_length, mode=config.data.overlong_prompt
-    )
+def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> tuple[TaskData, int]:
+    """Treat prompts that are too long as data.overlong_prompt says. Returns the data and the length of the longest prompt."""
+    longest, mode = config.data.max_prompt_length, config.data.overlong_prompt
+    return fit_prompts(data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=longest, mode=mode)
+
+
+def check_rows(config: RunConfig, longest: int, loaded: LoadedModel) -> None:
+    """Refuse rollouts that could fit no row, before long work starts. longest: the longest prompt."""
     row = config.trainer.tokens_per_microbatch
     possible = min(longest + config.rollout.max_completion_length, loaded.context)
     if possible > row and config.trainer.oversize_samples == "error":
@@ -123,7 +137,6 @@ def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: Load
             f"a rollout may have {possible} tokens (longest prompt {longest} + rollout.max_completion_length={config.rollout.max_completion_length}), "
             f"{possible} > {row}: raise trainer.tokens_per_microbatch={row}, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
         )
-    return data
 
 
 def build_rewards(config: RunConfig, data: TaskData) -> RewardRunner:
@@ -165,6 +178,8 @@ def build_player(
 def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tuple[Trainer, LoadedModel]:
     """A trainer at the start of its run. What a user may have got wrong comes first, the model after it."""
     collectives = strategy.collectives
+    if config.run.start_from and checkpoint.latest(folder.checkpoints_path) is None:
+        checkpoint.resolve(config.run.start_from)
     algorithm = build_algorithm(config)
     data = build_data(config)
     rewards = build_rewards(config, data)
@@ -173,7 +188,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
     loaded = build_model(config, strategy.device)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
-    data = fit_data(config, data, renderer, loaded)
+    data, longest = fit_data(config, data, renderer, loaded)
+    check_rows(config, longest, loaded)
     trainables = build_networks(config, algorithm, loaded, strategy)
     policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
     player = build_player(config, policies, renderer, rewards, algorithm, data, collectives)
@@ -208,7 +224,7 @@ def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) ->
         trainer.load(newest)
         log.info("continuing from step %d", trainer.progress.step)
     elif config.run.start_from:
-        networks: dict[str, torch.nn.Module] = {name: trainable.network for name, trainable in trainer.parts.trainables.items()}
+        networks = {name: trainable.network for name, trainable in trainer.parts.trainables.items()}
         checkpoint.load_weights(checkpoint.resolve(config.run.start_from), networks)
         trainer.restart_companions()
     if rank == 0:
@@ -217,7 +233,9 @@ def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) ->
 
 def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
     """One rank of a run, from start to end. Returns the exit code."""
-    prepare_torch(config, folder, rank, world)
+    threads = prepare_torch(config, world)
+    if rank == 0 and (warning := folder.record_threads(threads)):
+        log.warning(warning)
     strategy = registry.STRATEGIES.load(config.strategy.name)(config.strategy)
     trainer, loaded = build(config, folder, strategy)
     resume(config, folder, trainer, rank)
@@ -242,3 +260,70 @@ def conclude(config: RunConfig, folder: RunFolder, trainer: Trainer, loaded: Loa
     if summary["status"] == "finished":
         save_models(config, trainer, loaded, folder.path)
     folder.write_summary(summary)
+
+
+def evaluate_run(folder: Path, name: str | None, overrides: Sequence[str]) -> dict[str, float]:
+    """Metrics of a run's weights on its held-out tasks, and the step they are from (python -m rlexp.evaluate). One process, whatever the run had.
+
+    name: a checkpoint (rlexp.training.checkpoint.find); None: the newest, or the final model of a run that kept none. overrides: changes
+    of the run's config for this evaluation. Raises UserError.
+    """
+    own = load_config(folder / "config.yaml")
+    config = load_changed(folder / "config.yaml", overrides)
+    prepare_torch(config, 1)
+    strategy = SingleStrategy(config.strategy)
+    path = checkpoint.find(folder / "checkpoints", name)
+    data = registry.DATA.load(config.data.name)(config.data, seed=seed_of(config.data, config.run.seed))
+    if not data.held_out:
+        raise UserError("there are no held-out tasks: set data.eval_size to their number, e.g. data.eval_size=64")
+    if config.data != own.data:
+        warn_of_seen_tasks(own, data)
+    rewards, algorithm = build_rewards(config, data), build_algorithm(config)
+    policies = trained_policies(config, algorithm, folder, path, strategy.device)
+    loaded = next(iter(policies.values()))
+    renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
+    data, _ = fit_data(config, data, renderer, loaded)
+    player = build_player(config, policies, renderer, rewards, algorithm, data, strategy.collectives)
+    step = int((RunFolder(folder).summary() or {}).get("steps", 0)) if path is None else int(checkpoint.meta(path)["step"])
+    evaluator = Evaluator(config.evaluation, player, data.held_out, sampling_from(config.generation), accuracy_term(config) or "")
+    try:
+        metrics, _ = evaluator.run(TrainerState(step, config.trainer.max_steps or step, training=False))
+    finally:
+        player.close()
+    return {"step": float(step), "tasks": float(len(data.held_out)), **metrics}
+
+
+def trained_policies(config: RunConfig, algorithm: Algorithm, folder: Path, path: Path | None, device: torch.device) -> dict[str, LoadedModel]:
+    """The policies of a run with the weights of a checkpoint, or of model/ when path is None."""
+    names = list(dict.fromkeys(algorithm.agents.values()))
+    if path is None:
+        return {name: load_policy(config, model_folder(folder, name, names), device) for name in names}
+    loaded = build_model(config, device)
+    copies = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in names[1:])]
+    networks = {name: build_network(config, algorithm.networks[name], source, device) for name, source in zip(names, copies, strict=True)}
+    checkpoint.load_weights(path, networks)
+    return {name: dataclasses.replace(loaded, module=network.module) for name, network in networks.items()}
+
+
+def load_policy(config: RunConfig, folder: Path, device: torch.device) -> LoadedModel:
+    """A final policy as save_models wrote it: a whole model, or an adapter beside its base. Raises UserError when there is none."""
+    if (folder / "adapter_config.json").is_file() and isinstance(config.peft, LoraConfig):
+        return build_model(dataclasses.replace(config, peft=dataclasses.replace(config.peft, path=str(folder))), device)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder.parent} has neither checkpoints nor a final model yet: let the run come to its first checkpoint (checkpoint.steps)")
+    loaded = load_folder(folder, config.model, seed=config.run.seed, label=folder.name)
+    loaded.module.to(device)
+    return loaded
+
+
+def warn_of_seen_tasks(own: RunConfig, data: TaskData) -> None:
+    """Say how many of the tasks to evaluate on the run was trained on. own: the run's config; data: what it is evaluated on, which is not its own."""
+    try:
+        trained = registry.DATA.load(own.data.name)(own.data, seed=seed_of(own.data, own.run.seed))
+    except UserError as error:
+        log.warning("the run's own data cannot be read (%s), so it is not known whether it was trained on these tasks", error)
+        return
+    prompts = {json.dumps(task["prompt"], sort_keys=True) for task in (trained.train if trained.sized else ())}
+    seen = sum(json.dumps(task["prompt"], sort_keys=True) in prompts for task in data.held_out)
+    if seen:
+        log.warning("the run was trained on %d of these %d tasks: the numbers below are no held-out ones", seen, len(data.held_out))

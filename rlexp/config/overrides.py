@@ -131,3 +131,29 @@ def command_line_problems(lines: Sequence[str], config_dir: str | None = None) -
             return problems + _value_problems(composed, values)
         except HydraException:
             return problems  # a file is at fault, not the command line
+
+
+def change(data: dict[str, Any], lines: Sequence[str]) -> list[str]:
+    """Apply overrides to the sections of a saved config, in place. Returns the problems of lines that cannot be applied.
+
+    Options of groups come first and replace their whole section by what the option's file says; values at dotted keys follow.
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(conf_dir()), **BASE):
+        loader = GlobalHydra.instance().config_loader()
+        overrides, problems = _parse(lines, loader)
+        values: list[tuple[str, Any]] = []
+        for override in overrides:
+            key, line = override.key_or_group, override.input_line or ""
+            if override.is_sweep_override() or override.is_delete() or override.package is not None or key in ("experiment", "debug"):
+                problems.append(f"{line} cannot be applied to a saved run: give single values, KEY=VALUE")
+            elif (options := loader.get_group_options(key, config_name=CONFIG_NAME)) and not isinstance(override.value(), dict):
+                chosen, found = _group_override(override, options)
+                problems += found
+                if chosen:
+                    data[key] = OmegaConf.to_container(compose(CONFIG_NAME, overrides=["experiment=none", chosen])[key], resolve=True)
+            else:
+                values.append((key, override.value()))
+    for key, value in values:
+        set_value(data, key, value)
+    return problems

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from rlexp import plugins
-from rlexp.config.convert import SCHEMA_KEY, to_run_config
-from rlexp.config.errors import UserError
+from rlexp.config.convert import SCHEMA_KEY, checked_config, to_run_config
+from rlexp.config.errors import UserError, listed
+from rlexp.config.overrides import change
 from rlexp.config.run import RunConfig
 
 SCHEMA_VERSION = 1
@@ -31,6 +34,15 @@ def load_config(path: Path | str) -> RunConfig:
 
     Raises UserError for a file that is not such a config, was written by a newer rlexp, or holds unknown keys or wrong types.
     """
+    data = read_sections(path)
+    try:
+        return to_run_config(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def read_sections(path: Path | str) -> dict[str, Any]:
+    """The sections of a saved config as plain dicts, not yet converted. Registers the components they may name."""
     from rlexp.components import register_all  # which imports this room's dataclasses
 
     register_all()
@@ -46,7 +58,16 @@ def load_config(path: Path | str) -> RunConfig:
     version = data.get(SCHEMA_KEY, SCHEMA_VERSION)
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise UserError(f"{path} has {SCHEMA_KEY} {version}, but this rlexp knows {SCHEMA_VERSION}: use the version that wrote it (status.json names it)")
-    try:
-        return to_run_config(data)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+    return data
+
+
+def load_changed(path: Path | str, lines: Sequence[str]) -> RunConfig:
+    """The config of a run folder with overrides as on a command line: `data.eval_size=500`, `data=files data.path=more.jsonl`.
+
+    An option of a group brings that option's own values, whatever the run had there. Raises one UserError with all problems.
+    """
+    data = read_sections(path)
+    problems = change(data, lines)
+    if problems:
+        raise UserError(listed(problems))
+    return checked_config(data)

@@ -66,8 +66,8 @@ class RunFolder:
     @property
     def latest_checkpoint(self) -> Path | None:
         """The checkpoint a run continues from, None when it begins."""
-        link = self.checkpoints_path / "latest"
-        return link.resolve() if link.exists() else None
+        steps = {int(path.name[5:]): path for path in self.checkpoints_path.glob("step_*") if path.name[5:].isdigit()}
+        return steps[max(steps)] if steps else None
 
     def status(self) -> dict[str, Any]:
         """What status.json says; {} before it exists."""

@@ -27,6 +27,15 @@ def save_policy(loaded: LoadedModel, peft_config: PeftConfig, folder: Path) -> N
     work = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    try:
+        _write(loaded, peft_config, work)
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write(loaded: LoadedModel, peft_config: PeftConfig, work: Path) -> None:
     module: Any = loaded.module
     if not hasattr(module, "peft_config"):
         module.save_pretrained(work)
@@ -34,11 +43,9 @@ def save_policy(loaded: LoadedModel, peft_config: PeftConfig, folder: Path) -> N
         module.save_pretrained(work, selected_adapters=[POLICY])
     else:
         if isinstance(peft_config, LoraConfig) and peft_config.save == "adapter":
-            log.warning("peft.save=adapter: the base model has random weights that exist nowhere else, so %s holds the merged model", folder)
+            log.warning("peft.save=adapter: the base model has random weights that exist nowhere else, so the merged model is saved")
         merged(module).save_pretrained(work)
     loaded.tokenizer.save_pretrained(work)
-    shutil.rmtree(folder, ignore_errors=True)
-    work.rename(folder)
 
 
 @torch.no_grad()

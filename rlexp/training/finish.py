@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlexp.config.run import RunConfig
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.save import save_policy
+from rlexp.training.disk import full_disk_explained
 from rlexp.training.trainer import Trainer
 
 
@@ -31,5 +33,11 @@ def save_models(config: RunConfig, trainer: Trainer, loaded: LoadedModel, folder
     policies = list(dict.fromkeys(trainer.parts.algorithm.agents.values()))
     for policy in policies:
         module = trainer.parts.trainables[policy].network.module
-        target = folder / "model" if len(policies) == 1 else folder / "model" / policy
-        save_policy(LoadedModel(module, loaded.tokenizer, loaded.eos_ids, loaded.context, loaded.label), config.peft, target)
+        target = model_folder(folder, policy, policies)
+        with full_disk_explained("the final model", folder, ""):
+            save_policy(LoadedModel(module, loaded.tokenizer, loaded.eos_ids, loaded.context, loaded.label), config.peft, target)
+
+
+def model_folder(folder: Path, policy: str, policies: Sequence[str]) -> Path:
+    """Where a run folder holds the final weights of a policy: model/, or model/<policy>/ when several are trained."""
+    return folder / "model" if len(policies) == 1 else folder / "model" / policy

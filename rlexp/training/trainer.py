@@ -257,7 +257,7 @@ class Trainer:
             }
             weights = {name: trainable.trained_state() for name, trainable in parts.trainables.items()}
             folder = parts.folder / "checkpoints"
-            checkpoint.save(folder, progress.step, weights, state, {"version": progress.version})
+            checkpoint.save(folder, progress.step, weights, state, {"version": progress.version, "best": progress.best})
             checkpoint.retain(folder, config.keep_last, [int(step) for _, step in progress.best[: config.keep_best]])
         parts.collectives.barrier()
 

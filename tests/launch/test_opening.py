@@ -186,7 +186,7 @@ def test_small_values_outlive_the_process(outputs: Path) -> None:
 
 def test_a_start_that_is_gone_is_refused_unless_the_run_has_its_own_checkpoint(outputs: Path) -> None:
     config = default_with(run__start_from="gone")
-    with pytest.raises(UserError, match="run.start_from=gone is no folder"):
+    with pytest.raises(UserError, match=r"run\.start_from=gone is no folder"):
         check_start(config)
     run_once()
     check_start(config)

@@ -15,7 +15,7 @@ from rlexp.training import checkpoint
 
 
 def network() -> nn.Module:
-    return nn.Linear(2, 3)
+    return nn.Linear(2, 3, bias=False)
 
 
 def save(folder: Path, step: int, value: float = 1.0) -> Path:
@@ -75,6 +75,8 @@ def test_weights_of_another_model_are_refused_with_the_key(tmp_path: Path) -> No
     checkpoint.load_weights(path, {"policy": module})
     assert torch.equal(module.weight, torch.full((3, 2), 7.0))
     with pytest.raises(UserError, match=r"1 weights of policy do not fit.*weight"):
-        checkpoint.load_weights(path, {"policy": nn.Linear(5, 3)})
+        checkpoint.load_weights(path, {"policy": nn.Linear(5, 3, bias=False)})
+    with pytest.raises(UserError, match=r"1 weights of policy do not fit.*bias"):
+        checkpoint.load_weights(path, {"policy": nn.Linear(2, 3)})
     with pytest.raises(UserError, match=r"no weights for critic.*run\.start_from"):
         checkpoint.load_weights(path, {"critic": module})
