@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig, PeftConfig
@@ -77,6 +78,36 @@ def _as_reference(module: PeftModel) -> Iterator[None]:
             module.set_adapter(POLICY)
         for parameter, trained in flags:
             parameter.requires_grad_(trained)
+
+
+def freeze_reference(module: Any) -> None:
+    """Make the policy's adapter, as it is now, the reference: a frozen copy of it in place of the bare base or of an earlier copy."""
+    set_reference(module, _weights(module, POLICY))
+
+
+def reference_weights(module: Any) -> dict[str, Tensor]:
+    """The weights of the reference's adapter; {} when the reference is the bare base."""
+    return _weights(module, REFERENCE)
+
+
+@torch.no_grad()
+def set_reference(module: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give the reference an adapter with these weights (of `reference_weights`). What is trained stays as it is."""
+    flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    if REFERENCE not in module.peft_config:
+        with torch.random.fork_rng(devices=[]):
+            module.add_adapter(REFERENCE, copy.deepcopy(module.peft_config[POLICY]))
+        module.set_adapter(POLICY)
+    for name, parameter in _weights(module, REFERENCE).items():
+        parameter.copy_(weights[name])
+        parameter.requires_grad_(False)
+    for parameter, trained in flags:
+        parameter.requires_grad_(trained)
+
+
+def _weights(module: Any, adapter: str) -> dict[str, Tensor]:
+    """The weights of one adapter, by their names without the adapter's."""
+    return {name.replace(f".{adapter}.", "."): parameter for name, parameter in module.named_parameters() if "lora_" in name and f".{adapter}." in name}
 
 
 def _peft() -> Any:

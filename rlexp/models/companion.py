@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlexp.models.adapters import freeze_reference, reference_weights, set_reference
 from rlexp.models.network import Network, RowTensors
 
 
@@ -82,11 +83,14 @@ class AdapterReference:
         """It never moves."""
 
     def restart(self) -> None:
-        """The base weights are the reference, whatever the adapter is."""
+        """Take the adapter's weights as they are now."""
+        freeze_reference(self.network.module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing of its own: the frozen adapter is part of the policy's weights."""
-        return {}
+        """Weights of the frozen adapter, because the run may have started from another one than is on disk now; {} for the bare base."""
+        return {key: value.detach().cpu() for key, value in reference_weights(self.network.module).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Restore what state_dict gave."""
+        if state:
+            set_reference(self.network.module, state)

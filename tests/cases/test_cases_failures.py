@@ -21,7 +21,7 @@ def test_the_sampler_returns_no_number(kind: str, token: int, case) -> None:
     overrides = ["algorithm.num_generations=4", "trainer.max_steps=2"]
     stopped = case.train(*overrides, where="stopped", code=1)
     said = stopped.done.err.splitlines()[-1]
-    assert "gave no log-prob at step 2, rollout (0, 1, 'policy', 3), token %d" % token in said and "generation.on_missing_logprob=mask" in said
+    assert f"gave no log-prob at step 2, rollout (0, 1, 'policy', 3), token {token}" in said and "generation.on_missing_logprob=mask" in said
     dump = stopped.folder / re.search(r"saved in (\S+)\)", said)[1]
     assert dump.is_file() and stopped.json("status.json")["status"] == "failed" and said.removeprefix("error: ") == stopped.json("status.json")["reason"]
     assert [line["step"] for line in stopped.lines()] == [1], "no step was made with a made-up ratio"
