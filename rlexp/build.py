@@ -227,8 +227,8 @@ def resume(config: RunConfig, folder: RunFolder, trainer: Trainer, rank: int) ->
         networks = {name: trainable.network for name, trainable in trainer.parts.trainables.items()}
         checkpoint.load_weights(checkpoint.resolve(config.run.start_from), networks)
         trainer.restart_companions()
-    if rank == 0:
-        folder.truncate_metrics(trainer.progress.metrics_bytes)
+    if rank == 0 and (warning := folder.truncate_metrics(trainer.progress.metrics_bytes, trainer.progress.step)):
+        log.warning(warning)
 
 
 def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:

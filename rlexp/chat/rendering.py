@@ -73,7 +73,8 @@ class Renderer:
         return str(self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        # not verbose: it warns of a long text, which the data room refuses or cuts with a message of its own
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _messages(self, prompt: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in prompt]

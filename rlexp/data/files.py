@@ -33,7 +33,7 @@ def load(config: FilesDataConfig, *, seed: int) -> TaskData:
     files = [file for file in _find(config.path, "data.path") if file not in eval_files]
     if not files:
         raise UserError(f"data.path={config.path} names only the files of data.eval_path={config.eval_path}: nothing is left to train on")
-    rows = [row for file in files for row in read(file)]
+    rows = [row for file in files for row in read(file, "data.path")]
     if not rows:
         raise UserError(f"data.path={config.path} has no rows: give it tasks")
     convert = Converter(config, {column for row in rows for column in row}, config.path)
@@ -47,19 +47,21 @@ def load(config: FilesDataConfig, *, seed: int) -> TaskData:
 def held_out_tasks(config: TabularDataConfig, prepare: Callable[[Row], Row] = lambda row: row) -> list[Task]:
     """The first data.eval_size tasks of data.eval_path. prepare: what is done to a row before it becomes a task."""
     assert config.eval_path is not None
-    rows = [row for file in _find(config.eval_path, "data.eval_path") for row in read(file)]
+    rows = [row for file in _find(config.eval_path, "data.eval_path") for row in read(file, "data.eval_path")]
     convert = Converter(config, {column for row in rows for column in row}, config.eval_path)
     return [convert(prepare(row)) for row in rows[: config.eval_size]]
 
 
-def read(file: Path) -> list[Row]:
-    """The rows of one file, by its ending. Raises UserError naming file and line for what cannot be read."""
+def read(file: Path, key: str) -> list[Row]:
+    """The rows of one file, by its ending. Raises UserError naming key, file and line for what cannot be read."""
     try:
         return _READERS[file.suffix.lower()](file)
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text ({error}): convert it") from error
+        raise UserError(f"{key}: {file} is not UTF-8 text ({error}): convert it") from error
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
+        raise UserError(f"{key}: {file} cannot be read: {error}") from error
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
 
 
 def _jsonl(file: Path) -> list[Row]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlexp.launch.files import read_json, write_json
+from rlexp.launch.files import read_json, write_json, write_text
 
 RUNNING, FINISHED, FAILED, PREEMPTED = "running", "finished", "failed", "preempted"
 """States in status.json. A run whose process was killed outright stays `running`; its pid tells."""
@@ -97,18 +98,21 @@ class RunFolder:
         """What summary.json says."""
         return read_json(self.path / "summary.json")
 
-    def truncate_metrics(self, offset: int) -> None:
+    def truncate_metrics(self, offset: int, step: int) -> str | None:
         """Cut metrics.jsonl back to what a checkpoint saw (0: a start from the beginning), so that every step stands there once.
 
-        Raises ValueError when the file is shorter than that: it was changed by hand.
+        offset: its length then. step: of the checkpoint. Returns a warning when the file was changed since, so that this is no place to cut:
+        complete lines of steps up to that one stay.
         """
-        size = self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
-        if size < offset:
-            raise ValueError(f"{self.metrics_path} has {size} bytes, but its checkpoint was made at {offset}: the file was changed since")
-        if size > offset:
-            with open(self.metrics_path, "r+b") as file:
-                file.truncate(offset)
-                os.fsync(file.fileno())
+        data = self.metrics_path.read_bytes() if self.metrics_path.exists() else b""
+        if len(data) >= offset and data[:offset][-1:] in (b"", b"\n"):
+            if len(data) > offset:
+                with open(self.metrics_path, "r+b") as file:
+                    file.truncate(offset)
+                    os.fsync(file.fileno())
+            return None
+        write_text(self.metrics_path, "".join(f"{line}\n" for line in data.decode(errors="replace").split("\n")[:-1] if _step_of(line) <= step))
+        return f"{self.metrics_path} was changed since step {step} was saved: of its lines, those of steps up to {step} are kept"
 
     def load(self, key: str) -> Any:
         """A small value that outlives the process, e.g. ids of trackers; None when it was never stored."""
@@ -134,6 +138,14 @@ class RunFolder:
             number += 1
         os.rename(self.path, target)
         return target
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinity for what is no such line."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return float("inf")
 
 
 def outputs_root() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_steps_after_the_checkpoint_are_cut_off_and_come_once(tmp_path: Path) ->
         log.log(step, "train", {"life": 1}, 0.0)
     with open(folder.metrics_path, "a") as file:
         file.write('{"step": 8, "sp')  # killed while writing
-    folder.truncate_metrics(offset)
+    assert folder.truncate_metrics(offset, 5) is None
     again = JsonlLog(folder.metrics_path)
     assert again.offset() == offset
     for step in range(6, 11):
@@ -63,9 +64,16 @@ def test_steps_after_the_checkpoint_are_cut_off_and_come_once(tmp_path: Path) ->
     assert [line["life"] for line in lines] == [1] * 5 + [2] * 5
 
 
-def test_a_file_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [lambda text: text[: len(text) // 2], lambda text: text.replace('"life": 1', '"life": 12345'), lambda text: ""])
+def test_a_file_that_was_changed_keeps_what_can_be_kept(tmp_path: Path, change: Callable[[str], str]) -> None:
     folder = RunFolder(tmp_path)
-    folder.truncate_metrics(0)  # nothing there, nothing to cut
-    folder.metrics_path.write_text("{}\n")
-    with pytest.raises(ValueError, match="has 3 bytes, but its checkpoint was made at 10"):
-        folder.truncate_metrics(10)
+    assert folder.truncate_metrics(0, 0) is None  # nothing there, nothing to cut
+    log = JsonlLog(folder.metrics_path)
+    for step in (1, 2, 3):
+        log.log(step, "train", {"life": 1}, 0.0)
+    offset = log.offset()  # of the checkpoint of step 3
+    log.log(4, "train", {"life": 1}, 0.0)
+    folder.metrics_path.write_text(change(folder.metrics_path.read_text()))
+    kept = [line for line in read_lines(folder.metrics_path) if line["step"] <= 3]
+    assert "was changed since step 3 was saved" in str(folder.truncate_metrics(offset, 3))
+    assert read_lines(folder.metrics_path) == kept and folder.metrics_path.read_bytes()[-1:] in (b"", b"\n")
