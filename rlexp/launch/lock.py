@@ -91,8 +91,12 @@ class FolderLock:
         except FileExistsError:
             self._take_over()
             return
-        with os.fdopen(handle, "w") as file:
-            self._write(file)
+        try:
+            with os.fdopen(handle, "w") as file:
+                self._write(file)
+        except OSError:  # a full disk: nobody could tell whose lock it is
+            self.path.unlink()
+            raise
 
     def release(self) -> None:
         """Give the lock back, if this process has it."""

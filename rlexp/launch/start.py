@@ -142,7 +142,7 @@ def _write_report(folder: RunFolder) -> None:
         log.warning("report.html was not written: %s", error)
         return
     if done.returncode:
-        log.warning("report.html was not written: %s", done.stderr.strip()[-2000:])
+        log.warning("report.html was not written: %s", done.stderr.strip().removeprefix("error: ")[-2000:])
 
 
 def _finished_text(folder: RunFolder) -> str:

@@ -31,11 +31,15 @@ MAIN_CHARTS = (
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html of a run folder anew and return its path. Raises UserError when it is no run folder."""
-    target = folder / "report.html"
+    """Write report.html of a run folder anew and return its path. Raises UserError when it is no run folder or cannot be written to."""
+    target, text = folder / "report.html", page(read_run(folder))
     temporary = folder / f".report.{os.getpid()}.tmp"
-    temporary.write_text(page(read_run(folder)), encoding="utf-8", errors="replace")
-    os.replace(temporary, target)
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{target} cannot be written: {error.strerror}") from error
     return target
 
 
