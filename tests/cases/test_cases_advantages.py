@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,23 @@ def test_a_rollout_with_several_samples_counts_once_in_the_baseline() -> None:
     of_sample = [set(terms.advantage_L[terms.offsets_S[s] : terms.offsets_S[s + 1]].round(6)) for s in range(len(samples))]
     assert of_sample == [{value} for value in expected]
     assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.865875, -0.865875] * 2, abs=1e-6)
+
+
+@pytest.mark.cases("S01")
+@pytest.mark.rows("GRPO-020", "GRPO-021")
+def test_a_missing_reward_does_not_pull_the_mean(case) -> None:
+    case.tasks({"prompt": "1+1="}, {"prompt": "2+2="})
+    case.answers([[20], [21], [22], [23]])
+    case.rewards("def f(completions):\n    return [1, None, 0, None, None, None, 0.4, None]\n\ndef g(completions):\n    return [None, None, 1, *[None] * 5]\n")
+    overrides = ["algorithm.num_generations=4", "algorithm.scale_rewards=group", "rollout.prompts_per_batch=2"]
+    run = case.train(*overrides, terms={"f": 1.0, "g": 0.5})
+    assert run.rollouts()["advantage"] == pytest.approx([0.706907, 0, -0.706907, 0, 0, 0, 0, 0], abs=1e-6)
+    assert run.rollouts()["reward"] == [1.0, None, 0.5, None, None, None, 0.4, None]
+    metrics = run.metrics()
+    assert metrics["frac_reward_zero_std"] == 0.5 and metrics["grad_norm"] > 0 and "loss" in metrics
+    assert all(value == "train" or isfinite(value) for value in metrics.values())
+    (warning,) = [line for line in run.done.err.splitlines() if "no reward scored" in line]
+    assert "no reward scored 5 rollouts" in warning and "(0, 0, 'policy')/1" in warning and "(0, 1, 'policy')/3" in warning
 
 
 @pytest.mark.cases("S06")
