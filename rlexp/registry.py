@@ -12,9 +12,10 @@ import difflib
 import importlib
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 _REPLACE = {"replace": True} if "replace" in inspect.signature(ConfigStore.store).parameters else {}
 
@@ -34,7 +35,16 @@ def conf_dir() -> Path:
 
 def store(name: str, node: type, group: str | None = None, package: str | None = None) -> None:
     """Store a structured config for Hydra, whichever of the supported Hydra versions runs."""
-    ConfigStore.instance().store(name=name, node=node, group=group, package=package, provider="rlexp", **_REPLACE)
+    ConfigStore.instance().store(name=name, node=_open_dicts(node), group=group, package=package, provider="rlexp", **_REPLACE)
+
+
+def _open_dicts(config: type) -> DictConfig:
+    """The config with its free-form dicts open: `data.params={min_digits: 1}` adds a key, where Hydra would ask for a `+`."""
+    node = OmegaConf.structured(config)
+    for name, hint in get_type_hints(config).items():
+        if get_origin(hint) is dict and name != "terms":
+            OmegaConf.set_struct(node._get_node(name), False)
+    return node
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,6 +159,12 @@ def test_a_second_term_of_the_same_kind(compose_run):
     assert config.reward.terms["strict"] == type(config.reward.terms["exact_match"])(ignore_case=True)
 
 
+def test_free_form_dicts_take_new_keys_without_a_plus(compose_run):
+    assert compose_run("data=reasoning_gym", "data.params={min_digits: 1}", "data.params.max_digits=2").data.params == {"min_digits": 1, "max_digits": 2}
+    assert compose_run("data=files", "data.path=x", "data.columns={answer: gold}").data.columns == {"answer": "gold"}
+    assert compose_run("reward=custom", "reward.terms.custom.path=x.py:f", "reward.terms.custom.kwargs={cap: 3}").reward.terms["custom"].kwargs == {"cap": 3}
+
+
 @pytest.mark.rows("GRPO-014", "GRPO-262")
 @pytest.mark.parametrize(("given", "meaning"), [("true", "group"), ("false", "none"), ("False", "none"), ("batch", "batch")])
 def test_scale_rewards_takes_true_and_false(compose_run, given, meaning):
