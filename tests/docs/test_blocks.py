@@ -1,0 +1,100 @@
+"""Every command of README and docs runs as it is written, and prints what the page shows; those that cannot say why and are at least valid."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import PAGES, ROOT, Block, blocks, matches
+from run_configs import composed
+
+RUNNABLE = [page for page in PAGES if any(block.is_shell and "no-run" not in block.marks for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_shell_blocks_are_marked(page: Path) -> None:
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        assert (block.language == "shell") == block.is_shell, f"{where}: a block of commands is called shell, and its lines start with $"
+        assert block.marks.keys() <= {"no-run", "file", "exit"}, where
+        assert len(block.marks.get("no-run", "a reason")) > 5, f"{where}: no-run needs a reason"
+
+
+def run_block(block: Block, where: str, cwd: Path, environment: dict[str, str]) -> None:
+    commands = block.commands()
+    for command, shown in commands:
+        done = subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+        wanted = int(block.marks.get("exit", "0")) if (command, shown) == commands[-1] else 0
+        assert done.returncode == wanted, f"{where}: `{command}` ended with {done.returncode}:\n{done.stdout}"
+        missing = matches(shown, done.stdout)
+        assert missing is None, f"{where}: `{command}` printed no line {missing!r} there:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    """One folder for each page, in which its files lie and its commands run one after the other; what it installs goes to a folder of its own."""
+    site = tmp_path / "site"
+    work = tmp_path / "work"
+    work.mkdir()
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",  # stdout and stderr arrive as they were written
+        "OMP_NUM_THREADS": "1",
+        "RLEXP_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(site),
+        "PIP_TARGET": str(site),
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this one the other way round: 0 means no isolation
+    }
+    for name in ("RLEXP_OUTPUTS", "RLEXP_CONF", "HYDRA_FULL_ERROR"):
+        environment.pop(name, None)
+    for block in blocks(page):
+        if "file" in block.marks:
+            path = work / block.marks["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+    for block in blocks(page):
+        if block.is_shell and "no-run" not in block.marks:
+            run_block(block, f"{page.name}:{block.line}", work, environment)
+
+
+def overrides_of(command: str) -> list[str] | None:
+    """The overrides of a command that trains, None for another one; of a sweep, those of its first job."""
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if words[:3] == ["python", "-m", "rlexp.train"]:
+        words = words[3:]
+    elif words[:1] == ["rlexp-train"]:
+        words = words[1:]
+    else:
+        return None
+    return [first_choice(word) for word in words if word != "-m"] if "-m" in words else words
+
+
+def first_choice(word: str) -> str:
+    """The first value of an axis: loss=dapo,grpo -> loss=dapo."""
+    key, _, value = word.partition("=")
+    return f"{key}={value.split(',')[0]}" if "[" not in value and "{" not in value else word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_do_not_run_here_are_valid(page: Path) -> None:
+    """They compose and pass the check that every run begins with."""
+    for block in blocks(page):
+        if block.is_shell and "no-run" in block.marks:
+            for command, _ in block.commands():
+                words = overrides_of(command)
+                if words is not None:
+                    assert composed(*words).loss.name, f"{page.name}:{block.line}: {command}"
+
+
+def test_the_pages_are_found() -> None:
+    assert ROOT / "README.md" in PAGES and len(RUNNABLE) >= 4
