@@ -20,6 +20,7 @@ from rlexp.chat.rendering import Renderer
 from rlexp.config.derived import accuracy_term, schedule, too_few_tasks
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
+from rlexp.config.plan import plan_text
 from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
 from rlexp.data.overlong import fit_prompts
@@ -186,6 +187,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     steps = schedule(config, data.count).steps
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
+    if collectives.rank == 0:
+        log.info("%s", plan_text(config, data.count))
     loaded = build_model(config, strategy.device)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)
