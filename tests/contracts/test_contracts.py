@@ -5,12 +5,11 @@ The command line, run folder, launcher and loop are the product's; the algorithm
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
 import pytest
 from programs import Programs
+from run_folders import final_weights, metrics, rollouts
 from safetensors.torch import load_file
 
 BASE = [
@@ -28,22 +27,6 @@ ALGORITHMS = {
 }
 PREPARATION = ("next", "samples", "plan", "score", "advantages")
 STEP = ("backward", "reduce", "optimizer", "follow", "after_step", "publish", "log")
-
-
-def final_weights(folder: Path) -> dict[str, str]:
-    """Hash of the weights of every trained network in the last checkpoint."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((folder / "checkpoints" / "latest" / "weights").iterdir())}
-
-
-def metrics(folder: Path) -> list[dict]:
-    """metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("time_s", "step_time") and not key.startswith("perf/")} for line in lines]
-
-
-def rollouts(folder: Path) -> dict[str, str]:
-    """Hash of every file of rollouts."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((folder / "rollouts").iterdir())}
 
 
 def train(programs: Programs, where: Path, *overrides: str, env: dict[str, str] | None = None, code: int = 0) -> Path:
