@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, data, generation, model, reward, run, training
+from rlexp.config import algorithm, algorithms, data, generation, model, reward, run, training
 
 
 def register_all() -> None:
@@ -37,11 +37,13 @@ def register_all() -> None:
     registry.ROLLOUTS.register("sync", generation.SyncRolloutConfig, "rlexp.rollout.sync:SyncSource")
 
     registry.ALGORITHMS.register("grpo", algorithm.GRPOConfig, "rlexp.algorithms.grpo:GRPO")
+    registry.ALGORITHMS.register("rloo", algorithms.RLOOConfig, "rlexp.algorithms.rloo:RLOO")
     for name, config in (
         ("grpo", algorithm.GRPOLossConfig),
         ("bnpo", algorithm.BNPOLossConfig),
         ("dr_grpo", algorithm.DrGRPOLossConfig),
         ("dapo", algorithm.DAPOLossConfig),
+        ("rloo", algorithms.RLOOLossConfig),
     ):
         registry.LOSSES.register(name, config, f"rlexp.losses.{name}:{name}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, List, Optional
 
 from rlexp.config.fields import REQUIRED, option
 
@@ -19,7 +19,19 @@ class AlgorithmConfig:
 
 
 @dataclass
-class GRPOConfig(AlgorithmConfig):
+class PolicyGradientConfig(AlgorithmConfig):
+    """Options of every algorithm with one policy and one advantage per rollout."""
+
+    reward_clip_range: Optional[List[float]] = option(None, "[lowest, highest] total reward, clipped before any KL and baseline; null: no clipping")
+    advantage_clip: Optional[float] = option(None, "Advantages are clipped to -x .. x, last of all; null: no clipping", gt=0)
+    kl_in: str = option("loss", "Where the KL goes: a term of the loss, or subtracted from each rollout's reward", choices=("loss", "reward"))
+    use_bias_correction_kl: bool = option(
+        True, "Multiply the KL term of the loss by the importance ratio (DeepSeek-V3.2), which makes its gradient unbiased; nothing with kl_in=reward"
+    )
+
+
+@dataclass
+class GRPOConfig(PolicyGradientConfig):
     """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300)."""
 
     name: str = "grpo"
@@ -29,7 +41,12 @@ class GRPOConfig(AlgorithmConfig):
         choices=("group", "batch", "none"),
         aliases={"true": "group", "false": "none"},
     )
-    use_bias_correction_kl: bool = option(True, "Multiply the KL term by the importance ratio (DeepSeek-V3.2), which makes its gradient unbiased")
+
+
+def ratio_level(default: str = "token") -> Any:
+    """The field `importance_sampling_level` of a loss."""
+    doc = "One ratio per token; their geometric mean per rollout (sequence, GSPO); or its value with each token's own gradient (sequence_token, GSPO-token)"
+    return option(default, doc, choices=("token", "sequence", "sequence_token"))
 
 
 @dataclass
@@ -53,7 +70,7 @@ class ClippedLossConfig(LossConfig):
     epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null", ge=0, lt=1)
     epsilon_high: Optional[float] = option(None, "Upper clip range; null: epsilon", ge=0)
     delta: Optional[float] = option(None, "Upper bound of the ratio in the unclipped branch (INTELLECT-2); null: none", gt=0)
-    importance_sampling_level: str = option("token", "One ratio per token, or their geometric mean per rollout (GSPO)", choices=("token", "sequence"))
+    importance_sampling_level: str = ratio_level()
 
 
 @dataclass

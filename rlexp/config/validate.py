@@ -97,6 +97,12 @@ def _loss(config: RunConfig) -> Iterator[str]:
         yield f"loss.delta={delta:g} must exceed 1 + loss.epsilon = {1 + epsilon:g}: it bounds the ratio above the clipped range"
 
 
+def _algorithm(config: RunConfig) -> Iterator[str]:
+    clip = getattr(config.algorithm, "reward_clip_range", None)
+    if clip is not None and (len(clip) != 2 or clip[0] >= clip[1]):
+        yield f"algorithm.reward_clip_range={clip} must be [lowest, highest] with lowest < highest, e.g. [-1, 1]"
+
+
 def _generation(config: RunConfig) -> Iterator[str]:
     if any(not text for text in config.generation.stop):
         yield "generation.stop holds an empty string, which would end every completion at once: leave it out"
@@ -146,7 +152,7 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
         yield f"checkpoint.metric={metric} needs sampled completions: evaluation.num_generations > 0"
 
 
-RULES: tuple[Rule, ...] = (_packages, _run, _batch, _lengths, _loss, _generation, _reward, _processes, _peft, _evaluation)
+RULES: tuple[Rule, ...] = (_packages, _run, _batch, _lengths, _loss, _algorithm, _generation, _reward, _processes, _peft, _evaluation)
 
 
 def bounds(config: RunConfig) -> list[str]:

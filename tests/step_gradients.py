@@ -1,0 +1,59 @@
+"""Gradients of whole steps: samples, rows, scoring, advantages and backward of a real tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from models_for_tests import tiny_model
+
+from rlexp.algorithms.policy_gradient import PolicyGradient
+from rlexp.config.training import StrategyConfig
+from rlexp.distributed.strategy.single import SingleStrategy
+from rlexp.models.companion import Companion
+from rlexp.models.network import Network
+from rlexp.records.rollout import GenerationBatch
+from rlexp.training.networks import Trainable
+from rlexp.training.plan import Budget
+from rlexp.training.score import score
+from rlexp.training.step import Local, StepRunner
+from rlexp.training.work import begin
+
+
+def gradients(
+    algo: PolicyGradient, batch: GenerationBatch, *, tokens: int = 10_000, steps: int = 1, strategy: SingleStrategy | None = None, moved: float = 0.0
+) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
+    """Gradient and metrics of each step of a batch, weights untouched between the steps.
+
+    moved: noise on the weights after old and reference were scored, so that ratios differ from 1.
+    """
+    strategy = strategy or SingleStrategy(StrategyConfig())
+    loaded = tiny_model(spread=2.0)
+    network = Network(loaded, chunk=7)
+    companions = {}
+    if algo.config.beta:
+        reference = Companion(network)
+        with torch.no_grad():
+            for index, parameter in enumerate(reference.network.parameters()):
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index), dtype=parameter.dtype))
+        companions["reference"] = reference
+    parameters = list(network.parameters())
+    trainable = Trainable(network.train(), strategy.wrap(network), torch.optim.SGD(parameters, lr=1.0), parameters, None, companions)
+    runner = StepRunner({"policy": trainable}, algo, strategy, seed=0, dropout=False, dumps=Path("unused"))
+    collectives = strategy.collectives
+    work = begin(batch, algo.samples(batch), algo, Budget(steps, tokens, 16, collectives.rank, collectives.world))
+    score(work.plan.steps, work.terms, {"policy": trainable}, algo.needs.before | ({"old"} if moved else set()), collectives, moved=False)
+    algo.advantages(batch, work.samples, work.terms)
+    with torch.no_grad():
+        for index, parameter in enumerate(parameters):
+            parameter.add_(moved * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + index), dtype=parameter.dtype))
+    made, metrics = [], []
+    for step in work.plan.steps:
+        local = runner.backward(step, work.terms, work.plan, 0, first_pass=True)
+        totals = runner.reduce(Local(local.stats), False)
+        made.append(
+            torch.cat([parameter.grad.flatten() if parameter.grad is not None else torch.zeros(parameter.numel()).double() for parameter in parameters])
+        )
+        metrics.append({key: stat.result() for key, stat in totals.stats.items()})
+        trainable.optimizer.zero_grad()
+    return made, metrics
