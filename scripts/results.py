@@ -211,7 +211,7 @@ def add(run: Path, arguments: argparse.Namespace) -> None:
     texts = {name: (run / name).read_text(encoding="utf-8") for name in FILES}
     texts["status.json"] = json.dumps({key: value for key, value in status.items() if key not in PRIVATE}, indent=1) + "\n"
     command = arguments.command or shlex.join(["python", "-m", "rlexp.train", *(run / "overrides.txt").read_text(encoding="utf-8").splitlines()])
-    about = {"command": command, "about": arguments.about, "claims": arguments.claim, "answers": ask(run / "model", arguments.ask)}
+    about = {"command": command, "about": arguments.about, "claims": arguments.claim, "answers": ask(run / "model", arguments.ask) if arguments.ask else []}
     texts["result.json"] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
     for name, text in texts.items():
         if paths := private_paths(text):

@@ -14,7 +14,7 @@ from programs import Programs
 from rlexp.components import register_all
 from rlexp.registry import REGISTRIES, conf_dir
 
-OWN = {"loss.pull", "loss=mine", "checkpoint=step_000050"}
+OWN = {"loss.pull", "loss=mine", "checkpoint=step_000050", "checkpoint=best"}
 """of the plugin that docs/extending.md shows, and the argument of rlexp.evaluate that is called like a group"""
 FILES = (".py", ".md", ".yaml", ".json", ".jsonl", ".log", ".html", ".run")
 """endings of words that look like a key but are a file, or `build.run`"""
