@@ -10,12 +10,13 @@ EDITS = """
 def first(prompts, answer):
     for prompt in prompts:
         prompt.append({"role": "assistant", "content": "X"})
+        prompt[0]["content"] += "!"
     for i, text in enumerate(answer):
         answer[i] = text.upper()
     return [0.0] * len(prompts)
 
 def second(prompts, answer):
-    assert set(answer) == {"b"}
+    assert set(answer) == {"b"} and {prompt[0]["content"] for prompt in prompts} == {"1+2="}
     return [len(prompt) + i for i, prompt in enumerate(prompts)]
 """
 
@@ -29,7 +30,7 @@ def test_one_reward_edits_the_messages_and_the_next_sees_nothing_of_it(case) -> 
     run = case.train("algorithm.num_generations=2", "trainer.max_steps=2", "optimizer.learning_rate=0", terms={"first": 1.0, "second": 1.0})
     assert [line["rewards/second/mean"] for line in run.lines()] == [1.5, 1.5] and [line["epoch"] for line in run.lines()] == [1.0, 2.0]
     stored = [json.loads(task) for step in (1, 2) for task in run.rollouts(step)["task"]]
-    assert stored == [{"answer": "b", "prompt": prompt}] * 4
+    assert stored == [{"answer": "b", "prompt": prompt}] * 4 and run.rollouts(1)["prompt_ids"] == run.rollouts(2)["prompt_ids"]
 
 
 @pytest.mark.cases("S30", "S32")
