@@ -127,6 +127,12 @@ class RunFolder:
         """Whether this process began the run and nothing came of it yet: no metrics, no checkpoint."""
         return self.fresh and not self.metrics_path.exists() and self.latest_checkpoint is None
 
+    def tidy(self) -> None:
+        """Remove what a life that was killed left half written. Call it with the folder's lock."""
+        half = [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.checkpoints_path.glob(".writing-*"), *self.path.glob("model.tmp")]
+        for path in half:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def remove(self) -> None:
         """Delete the folder with all that is in it."""
         shutil.rmtree(self.path)

@@ -121,6 +121,7 @@ def _decide(path: Path, config: RunConfig) -> RunFolder:
 
 
 def _begin(folder: RunFolder, config: RunConfig, overrides: Sequence[str]) -> None:
+    folder.tidy()
     write_text(folder.config_path, config_text(config))
     write_text(folder.path / "overrides.txt", "".join(f"{override}\n" for override in overrides))
     for name in ("rollouts", "checkpoints"):
