@@ -38,9 +38,13 @@ class Cli:
         """The folder of the run that SMALL names."""
         return self.out / "r"
 
+    def options(self, *overrides: str) -> list[str]:
+        """SMALL with overrides."""
+        return options(SMALL, overrides)
+
     def train(self, *overrides: str, env: dict[str, str] | None = None) -> Done:
         """python -m rlexp.train with SMALL."""
-        return self.programs.train(*options(SMALL, overrides), cwd=self.folder, env={"RLEXP_OUTPUTS": str(self.out), **(env or {})})
+        return self.programs.train(*self.options(*overrides), cwd=self.folder, env={"RLEXP_OUTPUTS": str(self.out), **(env or {})})
 
     def evaluate(self, *arguments: str) -> Done:
         """python -m rlexp.evaluate."""
