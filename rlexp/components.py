@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, algorithms, data, generation, model, reward, run, training
+from rlexp.config import algorithm, algorithms, data, generation, losses, model, reward, run, training
 
 
 def register_all() -> None:
@@ -38,11 +38,20 @@ def register_all() -> None:
 
     registry.ALGORITHMS.register("grpo", algorithm.GRPOConfig, "rlexp.algorithms.grpo:GRPO")
     registry.ALGORITHMS.register("rloo", algorithms.RLOOConfig, "rlexp.algorithms.rloo:RLOO")
+    registry.ALGORITHMS.register("reinforce", algorithms.ReinforceConfig, "rlexp.algorithms.reinforce:Reinforce")
+    registry.ALGORITHMS.register("reinforce_pp", algorithms.ReinforcePPConfig, "rlexp.algorithms.reinforce_pp:ReinforcePP")
+    registry.ALGORITHMS.register("opo", algorithms.OPOConfig, "rlexp.algorithms.opo:OPO")
+    registry.ALGORITHMS.register("maxrl", algorithms.MaxRLConfig, "rlexp.algorithms.maxrl:MaxRL")
+    registry.ALGORITHMS.register("grpo_passk", algorithms.GRPOPassKConfig, "rlexp.algorithms.grpo_passk:GRPOPassK")
     for name, config in (
         ("grpo", algorithm.GRPOLossConfig),
         ("bnpo", algorithm.BNPOLossConfig),
         ("dr_grpo", algorithm.DrGRPOLossConfig),
         ("dapo", algorithm.DAPOLossConfig),
+        ("cispo", losses.CISPOLossConfig),
+        ("sapo", losses.SAPOLossConfig),
+        ("luspo", losses.LUSPOLossConfig),
+        ("vespo", losses.VESPOLossConfig),
         ("rloo", algorithms.RLOOLossConfig),
     ):
         registry.LOSSES.register(name, config, f"rlexp.losses.{name}:{name}")

@@ -19,7 +19,12 @@ from rlexp.losses.reduction import Counts, scales
 from rlexp.records.stats import Stat
 from rlexp.registry import LOSSES
 
-LOSS_NAMES = ("grpo", "bnpo", "dr_grpo", "dapo")
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
+"""losses of the PPO-clip family that take a ratio of any level"""
+LOSS_NAMES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
+LEVELS = ("token", "sequence", "sequence_token")
+CASES = [(name, level) for name in LOSS_NAMES for level in LEVELS if name not in ("luspo", "vespo") or level == "sequence"]
+"""every allowed (loss, ratio level); vespo has its own ratio and no such option"""
 
 
 @functools.cache
@@ -32,10 +37,15 @@ def loss_config(name: str, **overrides: Any) -> Any:
     return dataclasses.replace(_composed(name), **overrides)
 
 
+def own_options(name: str, **options: Any) -> dict[str, Any]:
+    """Those of the options that loss=NAME has."""
+    return {key: value for key, value in options.items() if hasattr(_composed(name), key)}
+
+
 def objective(name: str, *, beta: float = 0.0, bias: bool = True, **overrides: Any) -> PolicyObjective:
     """The objective that loss=NAME builds."""
     config = loss_config(name, **overrides)  # composing registers the losses
-    return PolicyObjective(LOSSES.load(name), config, beta=beta, use_bias_correction_kl=bias)
+    return PolicyObjective(LOSSES.load(config.name), config, beta=beta, use_bias_correction_kl=bias)
 
 
 @dataclass

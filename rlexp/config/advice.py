@@ -13,8 +13,9 @@ from rlexp.config.training import CheckpointConfig
 def _length_weighting(config: RunConfig, tasks: int | None) -> Iterator[str]:
     """Row GRPO-049: one ratio per rollout, repeated for its tokens, is weighted by their number unless the reduction averages them."""
     loss = config.loss
-    if getattr(loss, "importance_sampling_level", "token") == "sequence" and loss.reduction in ("tokens", "micro_batch", "rollout_constant"):
-        yield f"loss.importance_sampling_level=sequence with loss={loss.name} weights rollouts by their length; loss=grpo is the form of GSPO"
+    level = getattr(loss, "importance_sampling_level", "token")
+    if level != "token" and loss.reduction in ("tokens", "micro_batch", "rollout_constant"):
+        yield f"loss.importance_sampling_level={level} with loss={loss.name} weights rollouts by their length; loss=grpo is the form of GSPO"
 
 
 def _sampled_distribution(config: RunConfig, tasks: int | None) -> Iterator[str]:
@@ -24,8 +25,8 @@ def _sampled_distribution(config: RunConfig, tasks: int | None) -> Iterator[str]
 
 
 def _clipping_without_effect(config: RunConfig, tasks: int | None) -> Iterator[str]:
-    """The first pass over a batch has ratio exactly 1, so with one step per batch nothing is ever clipped."""
-    if config.trainer.steps_per_batch * config.algorithm.num_iterations > 1:
+    """The first pass over a batch has ratio exactly 1, so with one step per batch nothing is ever clipped around 1."""
+    if not hasattr(config.loss, "epsilon") or config.trainer.steps_per_batch * config.algorithm.num_iterations > 1:
         return
     defaults = {field.name: field.default for field in dataclasses.fields(config.loss)}
     changed = [name for name in ("epsilon", "epsilon_high", "delta") if name in defaults and getattr(config.loss, name) != defaults[name]]

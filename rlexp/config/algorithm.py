@@ -41,6 +41,11 @@ class GRPOConfig(PolicyGradientConfig):
         choices=("group", "batch", "none"),
         aliases={"true": "group", "false": "none"},
     )
+    multi_objective_aggregation: str = option(
+        "sum_then_normalize",
+        "Several rewards: weighted sum, then scale_rewards; or each normalised in its group, summed, normalised over the batch (GDPO), without scale_rewards",
+        choices=("sum_then_normalize", "normalize_then_sum"),
+    )
 
 
 def ratio_level(default: str = "token") -> Any:

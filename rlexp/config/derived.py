@@ -114,8 +114,10 @@ def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
         ("optimizer steps", str(numbers.steps) if numbers.steps is not None else unknown),
         ("longest completion", f"{config.rollout.max_completion_length} tokens"),
     ]
-    if epsilon_high(config) is not None:
-        rows.append(("ratio clipped to", f"{1 - config.loss.epsilon:g} .. {1 + (epsilon_high(config) or 0):g}"))  # type: ignore[attr-defined]
+    high = epsilon_high(config)
+    if high is not None:
+        low = getattr(config.loss, "epsilon", None)
+        rows.append(("ratio clipped to", f"{1 - low:g} .. {1 + high:g}") if low is not None else ("importance weight", f"at most {high:g}"))
     precision = config.trainer.precision
     rows += [
         ("reference model", f"yes, beta={config.algorithm.beta:g}" if config.algorithm.beta else "none (algorithm.beta=0)"),

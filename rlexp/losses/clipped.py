@@ -1,4 +1,4 @@
-"""The PPO-clip term that grpo, bnpo, dr_grpo and dapo share, and its metrics."""
+"""The PPO-clip term that grpo, bnpo, dr_grpo, dapo and luspo share, and its metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clipped_term(inputs: LossInputs, config: ClippedLossConfig) -> PolicyTerm:
     value_L = -torch.minimum(bounded_L * advantage_L, ratio_L.clamp(low, high) * advantage_L)
     low_L = (bounded_L < low) & (advantage_L < 0)
     high_L = (bounded_L > high) & (advantage_L > 0)
-    stats = clip_stats(inputs, low_L, high_L, per_rollout=config.importance_sampling_level == "sequence")
+    stats = clip_stats(inputs, low_L, high_L, per_rollout=config.importance_sampling_level != "token")
     return PolicyTerm(value_L, ratio_L, stats)
 
 

@@ -27,12 +27,16 @@ def importance_ratio(inputs: LossInputs, level: str) -> Tensor:
     """The ratio each term is weighted by, with gradient, [L]; finite (1 at token level) at masked terms.
 
     level "token": exp(logp - old). "sequence" (GSPO, arXiv 2507.18071, eq. 7): exp of the rollout's mean log-ratio, the same
-    for all its terms. The mean is over the rollout's tokens in the step, so all its samples must be in this row.
+    for all its terms. "sequence_token" (GSPO-token, ibid. eq. 14): that value, with the gradient of each token's own
+    log-prob instead of the mean's. The mean is over the rollout's tokens in the step, so all its samples must be in this row.
     """
     log_ratio_L = inputs.where_active(inputs.logp_L - inputs.old_logp_L)
     if level == "token":
         return torch.exp(capped(log_ratio_L))
+    if level not in ("sequence", "sequence_token"):
+        raise UserError(f"loss.importance_sampling_level={level!r} is unknown: use token, sequence or sequence_token")
+    mean_R = inputs.rollout_sum(log_ratio_L) / inputs.tokens_R.clamp(min=1)
     if level == "sequence":
-        mean_R = inputs.rollout_sum(log_ratio_L) / inputs.tokens_R.clamp(min=1)
         return torch.exp(capped(mean_R)).index_select(0, inputs.rollout_L)
-    raise UserError(f"loss.importance_sampling_level={level!r} is unknown: use token or sequence")
+    mean_L = mean_R.detach().index_select(0, inputs.rollout_L)
+    return torch.exp(capped(mean_L + log_ratio_L - log_ratio_L.detach()))

@@ -145,9 +145,17 @@ def test_differences_from_the_defaults(quick_run):
     assert ("evaluation.name", "none", "default") in differences(quick_run("evaluation=none"))
 
 
+@pytest.mark.cases("S11")
+@pytest.mark.rows("GRPO-038")
+def test_the_plan_says_how_the_ratio_is_bounded(quick_run):
+    assert ("importance weight", "at most 5") in derived.plan(quick_run("loss=cispo"), None)
+    assert ("ratio clipped to", "0.9997 .. 1.0004") in derived.plan(quick_run("loss=gspo"), None)
+    assert not {"importance weight", "ratio clipped to"} & {name for name, _ in derived.plan(quick_run("loss=vespo"), None)}
+
+
 @pytest.mark.cases("S08")
 @pytest.mark.rows("GRPO-049")
-@pytest.mark.parametrize(("loss", "warned"), [("dapo", True), ("bnpo", True), ("dr_grpo", True), ("grpo", False)])
+@pytest.mark.parametrize(("loss", "warned"), [("dapo", True), ("bnpo", True), ("dr_grpo", True), ("grpo", False), ("cispo", True), ("luspo", False)])
 def test_sequence_ratio_with_a_token_sum_names_the_loss(quick_run, train_command, loss, warned):
     overrides = [f"loss={loss}", "loss.importance_sampling_level=sequence"]
     text = f"loss.importance_sampling_level=sequence with loss={loss} weights rollouts by their length; loss=grpo is the form of GSPO"

@@ -11,7 +11,7 @@ from rlexp.config.overrides import command_line_problems
 from rlexp.registry import LOSSES, MODELS, REWARDS
 
 register_all()
-NO_SAP0 = f"loss=sap0: no such option; did you mean dapo? (loss has {', '.join(LOSSES.names())})"
+NO_SAP0 = f"loss=sap0: no such option; did you mean sapo or gspo or dapo? (loss has {', '.join(sorted([*LOSSES.names(), 'gspo']))})"
 GOLDEN = {
     "loss=sap0": [NO_SAP0],
     "loss.epsilonn=1": ["loss.epsilonn: unknown key; did you mean loss.epsilon or loss.epsilon_high?"],
@@ -62,7 +62,7 @@ def test_every_value_of_a_sweep_is_looked_at():
         ("+trainer.max_step=1", "trainer.max_step: unknown key; did you mean trainer.max_steps"),
         ("+reward.terms.x={nam: exact_match}", "reward.terms.x.nam: unknown key; did you mean reward.terms.x.name?"),
         ("+reward.terms.x={name: exact_matc}", "reward.terms.x.name=exact_matc: unknown reward 'exact_matc'; did you mean exact_match?"),
-        ("loss.name=sap0", "loss.name=sap0: unknown loss 'sap0'; did you mean dapo?"),
+        ("loss.name=sap0", "loss.name=sap0: unknown loss 'sap0'; did you mean sapo or dapo?"),
         ("generation.generation_kwargs='{a'", "generation.generation_kwargs='{a' has the wrong type: it must be a dict or a JSON string of one"),
         ("model=hub", "model.path is not set: Hub id or local folder, e.g. model.path=Qwen/Qwen3-0.6B"),
     ],
@@ -95,7 +95,7 @@ def test_nothing_chosen_at_all():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["loss=sap0"], "error: loss=sap0: no such option; did you mean dapo?"),
+        (["loss=sap0"], "error: loss=sap0: no such option; did you mean sapo or gspo or dapo?"),
         (["+loss.foo=1"], "error: loss.foo: unknown key"),
         (["algorithm.num_generations=1"], "error: algorithm.num_generations=1 is out of range"),
         (["loss.epsilon=0.1,abc", "-m"], "error: loss.epsilon='abc' has the wrong type"),

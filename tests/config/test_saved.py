@@ -60,11 +60,11 @@ def test_an_older_file_without_a_key_gets_its_default(quick_run, tmp_path):
     ("edit", "message"),
     [
         (lambda data: data["loss"].update(foo=1), "loss.foo: unknown key"),
-        (lambda data: data["loss"].update(name="sap0"), "did you mean dapo?"),
+        (lambda data: data["loss"].update(name="sap0"), "did you mean sapo"),
         (lambda data: data.update(extra={}), "extra: unknown key"),
         (lambda data: data["run"].update(seed="many"), "run.seed='many' has the wrong type: it must be a whole number"),
         (lambda data: data.update(schema_version=99), "has schema_version 99, but this rlexp knows 1"),
-        (lambda data: data.pop("loss"), "loss: choose one of bnpo, dapo, "),
+        (lambda data: data.pop("loss"), "loss: choose one of bnpo, cispo, dapo, "),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_path(quick_run, tmp_path, edit, message):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from rlexp.config.algorithm import DAPOLossConfig
+from rlexp.config.losses import LUSPOLossConfig
 from rlexp.config.validate import PACKAGES, problems
 from rlexp.registry import REGISTRIES
 
@@ -92,6 +93,16 @@ def test_several_combinations_are_listed_together(quick_run):
         "reward has no term: choose at least one, e.g. reward",
         "cluster.processes_per_node",
     ]
+
+
+@pytest.mark.rows("GRPO-034", "GRPO-263")
+def test_luspo_refuses_other_ratios(quick_run):
+    for level in ("token", "sequence_token"):
+        config = quick_run()
+        config.loss = LUSPOLossConfig(importance_sampling_level=level)
+        assert problems(config) == [
+            f"loss.importance_sampling_level={level} contradicts loss=luspo, which is defined for sequence: leave the key out or set sequence"
+        ]
 
 
 def test_a_loss_of_sequence_level_refuses_token_ratios(quick_run):

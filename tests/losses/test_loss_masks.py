@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import LOSS_NAMES, batch_of, micro_batches, objective, random_batch, step
+from loss_batches import CASES, batch_of, micro_batches, objective, own_options, random_batch, step
 
 from rlexp.config.errors import UserError
 from rlexp.losses.inputs import PolicyTerm
@@ -20,12 +20,11 @@ PLACES = ("logp", "old", "reference", "entropy", "advantage", "scale")
 
 @pytest.mark.rows("GRPO-009", "GRPO-012")
 @pytest.mark.cases("S14")
-@pytest.mark.parametrize("name", LOSS_NAMES)
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("name", "level"), CASES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_nothing_under_the_mask_gets_through(name, level, bias):
     batch = random_batch(5)
-    run = objective(name, beta=0.1, bias=bias, importance_sampling_level=level, delta=1.5)
+    run = objective(name, beta=0.1, bias=bias, **own_options(name, importance_sampling_level=level, delta=1.5))
     whole = [list(range(6))]
 
     def outcome(place: str, bad: float) -> tuple[float, torch.Tensor, dict]:
@@ -82,10 +81,9 @@ def test_a_micro_batch_whose_only_rollout_is_masked(name, loss, parts):
 
 @pytest.mark.rows("GRPO-011", "GRPO-012", "GRPO-028", "GRPO-029", "GRPO-030")
 @pytest.mark.cases("S15")
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("name", "level"), [case for case in CASES if case[0] != "bnpo"])
 def test_a_step_does_not_depend_on_its_split(name, level):
-    run = objective(name, beta=0.2, importance_sampling_level=level, delta=1.5)
+    run = objective(name, beta=0.2, **own_options(name, importance_sampling_level=level, delta=1.5))
     for seed in range(3):
         batch = random_batch(seed)
         whole = step(run, batch)
@@ -120,15 +118,14 @@ def test_samples_of_one_rollout_share_its_sequence_ratio():
 
 
 @pytest.mark.rows("GRPO-012")
-@pytest.mark.parametrize("name", LOSS_NAMES)
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("name", "level"), CASES)
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_step_without_active_terms(name, level, empty):
     """Loss 0, gradient 0, metrics of nothing are NaN and merge as neutral; also for a row without any term."""
     logp: list[list[float]] = [] if empty else [[-1.0], [-2.0]]
     batch = batch_of(logp=logp, reference=logp, advantage=[0.5] * len(logp), active=[[0]] * len(logp))
     batch.active = batch.active.bool()
-    outcome = step(objective(name, beta=0.1, importance_sampling_level=level), batch)
+    outcome = step(objective(name, beta=0.1, **own_options(name, importance_sampling_level=level)), batch)
     assert outcome.loss == 0.0
     assert torch.equal(outcome.grad, torch.zeros_like(batch.logp))
     assert all(math.isnan(value) for key, value in outcome.metrics.items() if key != "loss")
@@ -190,7 +187,7 @@ def test_an_optimizer_step_after_a_far_reference_is_finite():
 
 
 @pytest.mark.rows("GRPO-003", "GRPO-048")
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_a_far_ratio_is_capped_and_one_within_the_limit_is_not(level):
     batch = batch_of(logp=[[0.0], [0.0], [0.0]], old=[[-200.0], [-LOG_RATIO_LIMIT + 0.5], [300.0]], advantage=[-1, -1, -1])
     leaf = batch.logp.clone().requires_grad_()
@@ -205,7 +202,7 @@ def test_a_far_ratio_is_capped_and_one_within_the_limit_is_not(level):
 
 
 @pytest.mark.rows("GRPO-048")
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_the_ratio_of_masked_terms_is_finite(level):
     batch = batch_of(logp=[[math.nan, -1.0], [math.inf]], old=[[-1.0, -1.5], [-1.0]], advantage=[1, 1], active=[[0, 1], [0]])
     (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0, 1]])
@@ -214,7 +211,7 @@ def test_the_ratio_of_masked_terms_is_finite(level):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_a_broken_log_prob_at_an_active_term_shows(bad, level):
     """It must not become a silent constant: the loss is not finite, and the run can stop."""
     batch = batch_of(logp=[[bad, -1.0]], old=[[-1.0, -1.0]], advantage=[1.0])
@@ -232,5 +229,5 @@ def test_a_loss_without_ratio_refuses_the_bias_correction():
 def test_the_dtype_is_kept(dtype):
     batch = batch_of(logp=[[-1.0, -0.5]], old=[[-1.1, -0.5]], reference=[[-1.0, -2.0]], advantage=[1.0], dtype=dtype)
     (inputs,) = micro_batches(batch, "tokens", batch.logp.clone().requires_grad_(), [[0]])
-    for level in ("token", "sequence"):
+    for level in ("token", "sequence", "sequence_token"):
         assert objective("dapo", beta=0.1, importance_sampling_level=level)(inputs).loss.dtype == dtype

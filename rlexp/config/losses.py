@@ -1,0 +1,53 @@
+"""Group `loss` beyond the PPO-clip family: weights that are bounded, gated or shaped instead of clipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlexp.config.algorithm import ClippedLossConfig, LossConfig, ratio_level
+from rlexp.config.fields import option
+
+
+@dataclass
+class CISPOLossConfig(LossConfig):
+    """REINFORCE with a bounded importance weight, mean over all tokens (CISPO, MiniMax-M1, arXiv 2506.13585)."""
+
+    reduction: ClassVar[str] = "tokens"
+    name: str = "cispo"
+    epsilon_high: float = option(5.0, "Upper bound of the importance weight itself, not of its distance to 1 (ScaleRL)", gt=0)
+    importance_sampling_level: str = ratio_level()
+
+
+@dataclass
+class SAPOLossConfig(LossConfig):
+    """A smooth gate instead of a clip, mean over rollouts of the mean over their tokens (SAPO, arXiv 2511.20347)."""
+
+    reduction: ClassVar[str] = "rollout_mean"
+    name: str = "sapo"
+    sapo_temperature_pos: float = option(1.0, "Temperature of the gate where the advantage is positive", gt=0)
+    sapo_temperature_neg: float = option(1.05, "Temperature of the gate elsewhere; larger fades faster", gt=0)
+    importance_sampling_level: str = ratio_level()
+
+
+@dataclass
+class LUSPOLossConfig(ClippedLossConfig):
+    """Sequence ratios with each rollout weighted by its length: sum over tokens divided by rollouts (LUSPO, arXiv 2602.05261)."""
+
+    reduction: ClassVar[str] = "rollouts"
+    level: ClassVar[str] = "sequence"
+    name: str = "luspo"
+    importance_sampling_level: str = ratio_level("sequence")
+
+
+@dataclass
+class VESPOLossConfig(LossConfig):
+    """REINFORCE weighted by a gamma-shaped function of the whole rollout's ratio, mean over all tokens (VESPO, arXiv 2602.10693)."""
+
+    reduction: ClassVar[str] = "tokens"
+    level: ClassVar[str] = "sequence"
+    name: str = "vespo"
+    vespo_k_pos: float = option(2.0, "Power of the ratio where the advantage is not negative: damps ratios below 1", ge=0)
+    vespo_lambda_pos: float = option(3.0, "Exponential decay there: damps ratios above 1", ge=1e-4)
+    vespo_k_neg: float = option(3.0, "Power of the ratio where the advantage is negative", ge=0)
+    vespo_lambda_neg: float = option(2.0, "Exponential decay there", ge=1e-4)
