@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from rlexp import registry
 from rlexp.algorithms.base import Algorithm
 from rlexp.chat.rendering import Renderer
-from rlexp.config.derived import accuracy_term, schedule, too_few_tasks
+from rlexp.config.derived import accuracy_term, correction_mode, schedule, too_few_tasks
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
 from rlexp.config.plan import plan_text
@@ -31,6 +31,7 @@ from rlexp.generation.base import sampling_from
 from rlexp.launch.folder import RunFolder
 from rlexp.launch.signals import stop_request
 from rlexp.launch.threads import thread_count
+from rlexp.losses.correction import Correction
 from rlexp.models.adapters import reference_adapter
 from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.hub import load_folder
@@ -79,7 +80,12 @@ def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm with its policy loss."""
     loss = registry.LOSSES.load(config.loss.name)
-    return registry.ALGORITHMS.load(config.algorithm.name)(config.algorithm, config.loss, loss)
+    algorithm = registry.ALGORITHMS.load(config.algorithm.name)(config.algorithm, config.loss, loss)
+    correction = config.correction
+    if (mode := correction_mode(config)) != "none":
+        algorithm.use_correction(Correction(mode, correction.clip_min, correction.clip_max, correction.normalize))
+    algorithm.reward_weights = {key: term.weight for key, term in config.reward.terms.items()}
+    return algorithm
 
 
 def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
@@ -188,7 +194,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
     if collectives.rank == 0:
-        log.info("%s", plan_text(config, data.count))
+        cluster = dataclasses.replace(config.cluster, processes_per_node=collectives.world)  # torchrun decides by itself how many there are
+        log.info("%s", plan_text(dataclasses.replace(config, cluster=cluster), data.count))
     loaded = build_model(config, strategy.device)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +33,9 @@ class DDPStrategy(SingleStrategy):
 
     def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The network inside DDP; buffers are equal already and are not broadcast again."""
-        return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, broadcast_buffers=False)
+        with warnings.catch_warnings():  # torch prefers forward_sync_buffers, which exchanges buffers once more at the start
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, broadcast_buffers=False)
 
     @contextlib.contextmanager
     def micro_batch(self, wrapped: Any, last: bool) -> Iterator[None]:
