@@ -32,6 +32,6 @@ def test_training_with_a_third_partys_loss(plugin_site: Path, programs: Programs
     assert pulled[0]["loss"] == free[0]["loss"] and pulled[0]["grad_norm"] == pytest.approx(free[0]["grad_norm"], rel=1e-5), "(ratio - 1)^2 is flat at 1"
     assert pulled[1]["loss"] > free[1]["loss"] + 1e-3, "the second pass sees a ratio that has moved, and pays for it"
     saved = yaml.safe_load((tmp_path / "pulled" / "r" / "config.yaml").read_text())
-    assert saved["loss"] == {"name": "mine", "mask_truncated_completions": False, "pull": 50.0}
+    assert saved["loss"]["name"] == "mine" and saved["loss"]["pull"] == 50.0
     with_kl = train("kl", "loss=mine", "algorithm.beta=0.1")
     assert with_kl[0]["kl"] == 0.0 and with_kl[1]["kl"] > 0, "the KL term uses the ratio that the loss returns"
