@@ -73,7 +73,7 @@ def run_ranks(command: Sequence[str], world: int, folder: Path, stop: StopReques
             ranks.append(_spawn(command, number, world, port, folder))
             if stop.requested:
                 ranks[-1].kill(stop.signal or signal.SIGTERM)
-        return _watch(ranks, folder)
+        return _watch(ranks, folder, stop)
     finally:
         stop.forward = None
         for rank in ranks:
@@ -102,7 +102,7 @@ def _spawn(command: Sequence[str], number: int, world: int, port: int, folder: P
     return Rank(number, process, output)
 
 
-def _watch(ranks: list[Rank], folder: Path) -> tuple[int, Failure | None]:
+def _watch(ranks: list[Rank], folder: Path, stop: StopRequest) -> tuple[int, Failure | None]:
     while any(rank.process.poll() is None for rank in ranks):
         if any(rank.process.poll() not in (None, 0, PREEMPTED_CODE) for rank in ranks):
             time.sleep(GRACE)
@@ -110,6 +110,8 @@ def _watch(ranks: list[Rank], folder: Path) -> tuple[int, Failure | None]:
         time.sleep(POLL)
     codes = {rank.number: rank.process.poll() for rank in ranks}
     failed = [rank for rank in ranks if codes[rank.number] not in (None, 0, PREEMPTED_CODE)]
+    if failed and stop.signal is not None and all(codes[rank.number] == -stop.signal for rank in failed):
+        return PREEMPTED_CODE, None  # passed on to ranks that were just starting and had no handler for it yet
     if failed:
         return 1, _first_failure(failed, folder)
     return max(code for code in codes.values() if code is not None), None

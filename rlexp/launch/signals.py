@@ -22,7 +22,9 @@ PREEMPTED_CODE = 75
 class StopRequest:
     """Whether somebody asked this process to stop. The trainer reads it at each step boundary."""
 
-    def __init__(self) -> None:
+    def __init__(self, announce: bool = True) -> None:
+        """announce: whether to say on stderr that a signal was understood."""
+        self.announce = announce
         self.signal: signal.Signals | None = None
         self.forward: Callable[[int], None] | None = None
         """called with each signal, e.g. to pass it on to rank processes"""
@@ -56,8 +58,8 @@ class StopRequest:
         if not self.requested:
             self.signal = signal.Signals(number)
             hint = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-            # not the logger: a handler may interrupt it while it holds its lock
-            os.write(2, f"{self.signal.name}: finishing this step, then saving{hint}\n".encode())
+            if self.announce:  # not by the logger: a handler may interrupt it while it holds its lock
+                os.write(2, f"{self.signal.name}: finishing this step, then saving{hint}\n".encode())
         if self.forward is not None:
             self.forward(number)
 
@@ -71,10 +73,10 @@ def stop_request() -> StopRequest:
 
 
 @contextmanager
-def handling() -> Iterator[StopRequest]:
+def handling(announce: bool = True) -> Iterator[StopRequest]:
     """Install the handlers and put the previous ones back. Outside the main thread, where Python allows none, the flag alone is given."""
     global _current
-    stop = _current = StopRequest()
+    stop = _current = StopRequest(announce)
     if threading.current_thread() is threading.main_thread():
         stop._previous = {number: signal.signal(number, stop._handle) for number in HANDLED}
     try:

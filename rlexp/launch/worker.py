@@ -24,7 +24,7 @@ def guarded_rank(folder: RunFolder, rank: int, work: Callable[[], int]) -> int:
     """Run the work of a rank; when it raises, leave word for the parent, which prints it, and return 1."""
     # Only rank 0 writes to train.log and the console; the output of the others goes to files of their own.
     path = folder.log_path if rank == 0 else folder.ranks_path / f"rank_{rank}.txt"
-    with logging_to(path, console=True), handling():
+    with logging_to(path, console=True), handling(announce=False):
         try:
             return work()
         except BaseException as error:  # told to the parent, whatever it is

@@ -137,6 +137,13 @@ def test_signals_are_passed_on_and_preemption_is_no_failure(tmp_path: Path) -> N
     assert all((tmp_path / f"saved_{rank}").exists() for rank in range(2))
 
 
+def test_a_signal_before_the_ranks_can_handle_it_is_no_failure(tmp_path: Path) -> None:
+    process = parent_of(tmp_path, program(tmp_path, "(folder / f'ready_{rank}').touch()\ntime.sleep(60)"))
+    wait_for(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(2)))
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "75 None stopped by SIGTERM\n"
+
+
 def test_kill_9_of_the_parent_ends_the_ranks(tmp_path: Path) -> None:
     body = """
 from rlexp.launch.watch import follow_parent

@@ -35,7 +35,7 @@ class DDPStrategy(SingleStrategy):
         """The network inside DDP; buffers are equal already and are not broadcast again."""
         with warnings.catch_warnings():  # torch prefers forward_sync_buffers, which exchanges buffers once more at the start
             warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, broadcast_buffers=False)
+            return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, forward_sync_buffers=False)
 
     @contextlib.contextmanager
     def micro_batch(self, wrapped: Any, last: bool) -> Iterator[None]:
