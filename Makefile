@@ -24,7 +24,7 @@ train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few 
 	$(BIN)/python -m rlexp.train
 
 test: $(STAMP) ## Run the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(STAMP) ## Lint, types, generated docs and requirement rows
 	$(BIN)/ruff check .
