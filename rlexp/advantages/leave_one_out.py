@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlexp.advantages.group_relative import STD_OFFSET
-from rlexp.advantages.groups import bessel_std, is_flat, members, scored
+from rlexp.advantages.groups import is_flat, members, scored
 
 
 def leave_one_out(totals_R: ArrayLike, group_R: ArrayLike) -> np.ndarray:
@@ -25,12 +24,3 @@ def leave_one_out(totals_R: ArrayLike, group_R: ArrayLike) -> np.ndarray:
             others = (values.sum() - rewards) / (len(values) - 1)
             advantages[places] = np.where(np.isnan(rewards), np.nan, 0.0) if is_flat(rewards) else rewards - others
     return advantages
-
-
-def normalized(advantages_R: ArrayLike) -> np.ndarray:
-    """(A - mean) / (std + 1e-4) over all that are not NaN, with n - 1; NaN stays."""
-    advantages = np.asarray(advantages_R, dtype=np.float64)
-    known = scored(advantages)
-    if not len(known):
-        return advantages
-    return (advantages - known.mean()) / (bessel_std(advantages) + STD_OFFSET)

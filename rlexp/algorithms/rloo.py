@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlexp.advantages.leave_one_out import leave_one_out, normalized
+from rlexp.advantages.batch import whitened
+from rlexp.advantages.group_relative import STD_OFFSET
+from rlexp.advantages.leave_one_out import leave_one_out
 from rlexp.algorithms.policy_gradient import PolicyGradient
 from rlexp.config.algorithms import RLOOConfig
 from rlexp.records.rollout import GenerationBatch
@@ -18,4 +20,4 @@ class RLOO(PolicyGradient):
     def values(self, rewards_R: np.ndarray, group_R: np.ndarray, batch: GenerationBatch) -> np.ndarray:
         """A_i = r_i - mean of the other scored rewards of the group; normalize_advantages: over those that have an advantage."""
         values = leave_one_out(rewards_R, group_R)
-        return normalized(values) if self.config.normalize_advantages else values
+        return whitened(values, STD_OFFSET) if self.config.normalize_advantages else values

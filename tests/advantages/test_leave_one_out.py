@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rlexp.advantages.leave_one_out import leave_one_out, normalized
+from rlexp.advantages.batch import whitened
+from rlexp.advantages.leave_one_out import leave_one_out
 
 NAN = math.nan
 
@@ -46,7 +47,7 @@ def test_equals_a_literal_double_loop_on_ragged_groups():
         expected = literal(totals.tolist(), groups.tolist())
         assert with_none(values) == [None if value is None else pytest.approx(value, abs=1e-12) for value in expected]
         normal = literal_normalized(expected)
-        assert with_none(normalized(values)) == [None if value is None else pytest.approx(value, abs=1e-9) for value in normal]
+        assert with_none(whitened(values, 1e-4)) == [None if value is None else pytest.approx(value, abs=1e-9) for value in normal]
 
 
 @pytest.mark.rows("RLOO-003", "RLOO-013")
@@ -67,5 +68,5 @@ def test_hand_numbers(rewards, expected):
 
 def test_equal_rewards_give_exactly_zero():
     assert leave_one_out([0.1] * 7, [0] * 7).tolist() == [0.0] * 7
-    assert normalized(np.array([NAN, NAN])).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
-    assert normalized(np.zeros(3)).tolist() == [0.0] * 3
+    assert whitened(np.array([NAN, NAN]), 1e-4).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
+    assert whitened(np.zeros(3), 1e-4).tolist() == [0.0] * 3
