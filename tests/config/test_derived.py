@@ -171,7 +171,7 @@ def test_sequence_ratio_with_a_token_sum_names_the_loss(quick_run, train_command
         (["generation.repetition_penalty=1.2"], "generation.repetition_penalty=1.2 samples from another distribution"),
         (["loss.epsilon_high=0.28"], "loss.epsilon_high has no effect: with trainer.steps_per_batch=1"),
         (["loss.epsilon_high=0.5", "loss.delta=1.3", "trainer.steps_per_batch=2"], "loss.delta=1.3 is below 1 + the upper clip range = 1.5"),
-        (["optimizer.warmup_steps=150"], "optimizer.warmup_steps=150 covers all 150 steps"),
+        (["optimizer.warmup_steps=60"], "optimizer.warmup_steps=60 covers all 60 steps"),
         (["optimizer.learning_rate=0"], "optimizer.learning_rate=0 trains nothing"),
         (["rollout.max_turn_length=9"], "rollout.max_turn_length=9 has no effect"),
         (["data.eval_size=0"], "data.eval_size=0 leaves no held-out task"),
