@@ -27,7 +27,7 @@ def test_the_loss_is_zero_and_the_gradient_is_not(case) -> None:
 
 
 @pytest.mark.cases("S10")
-@pytest.mark.rows("GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031")
+@pytest.mark.rows("GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031", "GRPO-033", "GRPO-034")
 @pytest.mark.parametrize(("loss", "value"), [("grpo", 0.0), ("dapo", 1 / 3), ("bnpo", 1 / 3), ("dr_grpo", 0.125), ("sapo", -0.047619), ("luspo", 1.0)])
 def test_the_first_logged_loss(loss: str, value: float, case) -> None:
     case.tasks({"prompt": "1+2="})
