@@ -113,8 +113,8 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
         companions = {}
         for companion in sorted(algorithm.needs.companions if network_class is Network else ()):
             switch = reference_adapter(source) if companion == "reference" else None
-            rate = algorithm.companion_rates.get(companion, 0.0)
-            companions[companion] = AdapterReference(network, switch) if switch is not None else Companion(network, rate=rate)
+            rate, every = algorithm.companion_moves.get(companion, (0.0, 1))
+            companions[companion] = AdapterReference(network, switch) if switch is not None else Companion(network, rate=rate, every=every)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
         made[name] = Trainable(network.train(), strategy.wrap(network), optimizer, parameters, config.optimizer.max_grad_norm, companions)

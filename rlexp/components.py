@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, algorithms, data, generation, losses, model, reward, run, training
+from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, training
 
 
 def register_all() -> None:
@@ -13,6 +13,8 @@ def register_all() -> None:
         registry.store(f"_schema_evaluation_{name}", training.EvaluationConfig)
         registry.store(f"_schema_checkpoint_{name}", training.CheckpointConfig)
     registry.store("_schema_cluster_local", training.ClusterConfig)
+    for name in ("auto", "none", *correction.MODES):
+        registry.store(f"_schema_correction_{name}", correction.CorrectionConfig)
 
     registry.MODELS.register("tiny", model.TinyModelConfig, "rlexp.models.tiny:load")
     registry.MODELS.register("hub", model.HubModelConfig, "rlexp.models.hub:load")

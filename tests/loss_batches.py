@@ -13,6 +13,8 @@ import torch
 from run_configs import composed
 from torch import Tensor
 
+from rlexp.losses.correction import Correction
+from rlexp.losses.entropy import high_entropy, mean_scale
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult, PolicyObjective
 from rlexp.losses.reduction import Counts, scales
@@ -42,10 +44,12 @@ def own_options(name: str, **options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if hasattr(_composed(name), key)}
 
 
-def objective(name: str, *, beta: float = 0.0, bias: bool = True, **overrides: Any) -> PolicyObjective:
+def objective(name: str, *, beta: float = 0.0, bias: bool = True, correction: Correction | None = None, **overrides: Any) -> PolicyObjective:
     """The objective that loss=NAME builds."""
     config = loss_config(name, **overrides)  # composing registers the losses
-    return PolicyObjective(LOSSES.load(config.name), config, beta=beta, use_bias_correction_kl=bias)
+    made = PolicyObjective(LOSSES.load(config.name), config, beta=beta, use_bias_correction_kl=bias)
+    made.correction = correction
+    return made
 
 
 @dataclass
@@ -59,6 +63,9 @@ class Batch:
     old: Tensor | None = None
     reference: Tensor | None = None
     entropy: Tensor | None = None
+    sampler: Tensor | None = None
+    scored_entropy: Tensor | None = None
+    """before the first step; None: as now"""
     max_completion_length: int = 4
 
     @property
@@ -104,12 +111,25 @@ def random_batch(seed: int, *, spread: float = 0.4, fresh: bool = False) -> Batc
         old=None if fresh else torch.from_numpy(logp + rng.normal(0, spread, size)),
         reference=torch.from_numpy(logp + rng.normal(0, 0.5, size)),
         entropy=torch.from_numpy(rng.random(size)),
+        sampler=torch.from_numpy(logp + rng.normal(0, spread, size)),
+        scored_entropy=torch.from_numpy(rng.random(size)),
         max_completion_length=7,
     )
 
 
-def micro_batches(batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Sequence[int]]) -> list[LossInputs]:
-    """The batch cut into rows, each holding the rollouts that a part names. leaf: the log-probs that gradients are taken of."""
+def micro_batches(
+    batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Sequence[int]], entropy_leaf: Tensor | None = None, top: float = 1.0
+) -> list[LossInputs]:
+    """The batch cut into rows, each holding the rollouts that a part names.
+
+    leaf, entropy_leaf: the log-probs and entropies that gradients are taken of. top: share of the tokens that the entropy mask keeps.
+    """
+    entropy_L = torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy
+    entropy_leaf = entropy_L if entropy_leaf is None else entropy_leaf
+    scored_L = (entropy_L if batch.scored_entropy is None else batch.scored_entropy).double().numpy()
+    step_L = np.zeros(len(batch.logp), np.int64)
+    keep_L = high_entropy(scored_L, batch.active.numpy(), step_L, top) if top < 1 else batch.active.numpy()
+    extra = {"entropy_keep": torch.from_numpy(keep_L).to(leaf.dtype), "entropy_scale": torch.from_numpy(mean_scale(keep_L, step_L)).to(leaf.dtype)}
     inputs = []
     for part in parts:
         terms = torch.tensor([i for i, r in enumerate(batch.rollout.tolist()) if r in part], dtype=torch.int64)
@@ -125,14 +145,15 @@ def micro_batches(batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Se
         before = {name: x[terms] for name, x in (("old", batch.old), ("reference", batch.reference)) if x is not None}
         inputs.append(
             LossInputs(
-                columns={"logp": leaf[terms], "entropy": (torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy)[terms]},
+                columns={"logp": leaf[terms], "entropy": entropy_leaf[terms]},
                 before=before,
                 advantage_L=batch.advantage[batch.rollout[terms]],
-                sampler_logp_L=batch.logp[terms],
+                sampler_logp_L=(batch.logp if batch.sampler is None else batch.sampler)[terms],
                 active_L=batch.active[terms],
                 scale_L=torch.from_numpy(scales(reduction, counts)).to(leaf.dtype),
                 rollout_L=local,
                 tokens_R=batch.tokens[list(part)],
+                extra={name: x[terms] for name, x in extra.items()},
             )
         )
     return inputs
@@ -140,19 +161,21 @@ def micro_batches(batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Se
 
 @dataclass
 class Outcome:
-    """What a step came to: loss, gradient with respect to each term's log-prob, metrics."""
+    """What a step came to: loss, gradient with respect to each term's log-prob (and entropy), metrics."""
 
     loss: float
     grad: Tensor
     metrics: dict[str, float]
+    entropy_grad: Tensor | None = None
 
 
 def step(objective_: PolicyObjective, batch: Batch, parts: Sequence[Sequence[int]] | None = None) -> Outcome:
     """Run a step in micro-batches (default: one) and add them up as the trainer does."""
     leaf = batch.logp.clone().requires_grad_()
+    entropy = (torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy).clone().requires_grad_()
     whole = [list(range(len(batch.advantage)))]
     results: list[ObjectiveResult] = []
-    for inputs in micro_batches(batch, objective_.config.reduction, leaf, whole if parts is None else parts):
+    for inputs in micro_batches(batch, objective_.config.reduction, leaf, whole if parts is None else parts, entropy, objective_.config.top_entropy_quantile):
         results.append(objective_(inputs))
         results[-1].loss.backward()
     stats: dict[str, Stat] = {}
@@ -160,4 +183,4 @@ def step(objective_: PolicyObjective, batch: Batch, parts: Sequence[Sequence[int
         for name, stat in result.stats.items():
             stats[name] = stats[name].merge(stat) if name in stats else stat
     loss = sum(float(result.loss.detach()) for result in results)
-    return Outcome(loss, leaf.grad, {name: stat.result() for name, stat in stats.items()})
+    return Outcome(loss, leaf.grad, {name: stat.result() for name, stat in stats.items()}, entropy.grad)

@@ -70,6 +70,8 @@ class Token:
     sampler: float = 0.0
     reference: float = 0.0
     scored_entropy: float = 0.0
+    kept: bool = True
+    """by the entropy mask"""
 
 
 @dataclass
@@ -90,6 +92,11 @@ class Options:
     beta: float = 0.0
     bias: bool = True
     longest: int = 1
+    off_policy: float | None = None
+    correction: tuple[str, float | None, float | None, bool] | None = None
+    """mode, clip_min, clip_max, normalize"""
+    top: float = 1.0
+    entropy_coef: float = 0.0
     parts: list[list[int]] = field(default_factory=list)
     """rollouts of each micro-batch"""
 
@@ -148,6 +155,8 @@ def vespo_weight(rollout: Rollout, options: Options) -> float:
     """phi of the whole rollout."""
     own = options.loss
     s = sum(min(max(stop(log_ratio(token)), -20.0), 20.0) for token in rollout.tokens)
+    if options.correction is not None:
+        s += sum(min(math.log(max(weight(rollout, token, options), 1e-8)), 20.0) for token in rollout.tokens)
     log_w = min(max(s, math.log(1e-8)), 20.0)
     sign = "pos" if rollout.advantage >= 0 else "neg"
     k, decay = own[f"vespo_k_{sign}"], own[f"vespo_lambda_{sign}"]
@@ -162,7 +171,18 @@ def kl_term(rollout: Rollout, token: Token, options: Options) -> Dual:
 
 
 def objective(rollouts: list[Rollout], options: Options) -> Dual:
-    """The loss of a step."""
+    """The loss of a step, less the entropy bonus."""
+    if options.top < 1:
+        threshold = entropy_threshold(rollouts, options.top)
+        for token in (token for rollout in rollouts for token in rollout.tokens):
+            token.kept = token.scored_entropy >= threshold
+    loss = reduced(rollouts, options)
+    kept = [token.entropy for rollout in rollouts for token in rollout.tokens if token.kept]
+    return loss - total(kept) / max(len(kept), 1) * options.entropy_coef if options.entropy_coef else loss
+
+
+def reduced(rollouts: list[Rollout], options: Options) -> Dual:
+    """The token losses as one number."""
     terms = {token.index: token_loss(rollout, token, options) for rollout in rollouts for token in rollout.tokens}
 
     def summed(rollout: Rollout) -> Any:
@@ -185,7 +205,44 @@ def objective(rollouts: list[Rollout], options: Options) -> Dual:
     return loss
 
 
+def weight(rollout: Rollout, token: Token, options: Options) -> float:
+    """pi_old / pi_sampler of a token or its rollout, within bounds. old is the policy itself in a first pass."""
+    assert options.correction is not None
+    mode, low, high, normalize = options.correction
+
+    def gap(one: Token) -> float:
+        return (stop(one.logp) if one.old is None else one.old) - one.sampler
+
+    if mode.startswith("token"):
+        w = math.exp(gap(token))
+    else:
+        w = math.exp(sum(gap(one) for one in rollout.tokens) / (len(rollout.tokens) if normalize else 1))
+    if mode.endswith("truncate"):
+        w = w if low is None else max(w, low)
+        return w if high is None else min(w, high)
+    return 0.0 if (low is not None and w < low) or (high is not None and w > high) else w
+
+
+def kept_by_divergence(rollout: Rollout, threshold: float) -> bool:
+    """Whether a rollout stays: not negative, or not too far from the sampler."""
+    return rollout.advantage >= 0 or sum(token.sampler - stop(token.logp) for token in rollout.tokens) / len(rollout.tokens) <= threshold
+
+
+def entropy_threshold(rollouts: list[Rollout], top: float) -> float:
+    """The linear quantile at 1 - top of the scored entropies of the step."""
+    ordered = sorted(token.scored_entropy for rollout in rollouts for token in rollout.tokens)
+    place = (1 - top) * (len(ordered) - 1)
+    below = min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0
+    return ordered[below] + (place - below) * (ordered[min(below + 1, len(ordered) - 1)] - ordered[below])
+
+
 def token_loss(rollout: Rollout, token: Token, options: Options) -> Dual:
-    """Policy term, then the additive KL."""
+    """Policy term, its factors, then the additive KL."""
     x = policy_term(rollout, token, options)
+    if options.off_policy is not None and not kept_by_divergence(rollout, options.off_policy):
+        x = x * 0.0
+    if not token.kept:
+        x = x * 0.0
+    if options.correction is not None and options.name != "vespo":
+        x = x * weight(rollout, token, options)
     return x + kl_term(rollout, token, options) * options.beta if options.beta else x

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rlexp.batching.terms import Terms
 from rlexp.chat.samples import samples_of
+from rlexp.config.errors import UserError
+from rlexp.losses.correction import Correction
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult
 from rlexp.models.network import Network
@@ -28,10 +31,14 @@ class Algorithm:
     agents: ClassVar[dict[str, str]] = {"policy": "policy"}
     agent_loop: Any = None
     """how a task becomes rollouts; None is a single turn"""
-    companion_rates: ClassVar[dict[str, float]] = {}
-    """by companion: how far it moves towards its network after each step; absent is frozen"""
+    companion_moves: Mapping[str, tuple[float, int]] = MappingProxyType({})
+    """by companion: the share of the network it takes over, and after how many steps each; absent is frozen"""
     needs = Needs()
     mask_truncated = False
+    needs_every_group = False
+    """whether idle groups are forwarded too, because entropies of all tokens count"""
+    reward_weights: Mapping[str, float] = MappingProxyType({})
+    """by reward term; set when the run is built"""
 
     def trained_tokens(self, rollout: Rollout) -> int:
         """Loss terms of a rollout (|o_i|): counted for reductions whether or not its samples reach a forward."""
@@ -52,7 +59,7 @@ class Algorithm:
         samples: list[Sample] = []
         number = 0
         for group in batch.groups:
-            skip = self.idle(group)
+            skip = not self.needs_every_group and self.idle(group)
             for rollout in group.rollouts:
                 if not skip and self.trained_tokens(rollout):
                     samples.extend(self.samples_of_rollout(rollout, number))
@@ -66,6 +73,13 @@ class Algorithm:
     def advantages(self, batch: GenerationBatch, samples: Sequence[Sample], terms: Terms) -> None:
         """Fill `advantage` of each rollout and `terms.advantage_L`. Scored columns are in `terms.columns`."""
         raise NotImplementedError
+
+    def masks(self, terms: Terms) -> None:
+        """Fill `terms.extra` with masks and scales that need the scored columns of whole steps (`terms.step_L`); called after advantages."""
+
+    def use_correction(self, correction: Correction) -> None:
+        """Weight the policy term for a sampler whose probabilities differ; called once when the run is built, if there is a correction."""
+        raise UserError(f"correction={correction.mode}: this algorithm has no policy term to weight; set correction=none")
 
     def reduction(self, model: str) -> str:
         """Name of the reduction of a network's terms (rlexp.losses.reduction)."""

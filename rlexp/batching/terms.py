@@ -31,6 +31,8 @@ class Terms:
     """float64"""
     active_L: np.ndarray
     """bool; False takes a term out of the loss"""
+    step_L: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64, which optimizer step of the batch the term belongs to; set by the plan"""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """scored once per batch without gradient: old, reference, value, ... (float64, exact for float32 values)"""
     extra: dict[str, np.ndarray] = field(default_factory=dict)

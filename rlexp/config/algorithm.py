@@ -7,6 +7,8 @@ from typing import Any, ClassVar, List, Optional
 
 from rlexp.config.fields import REQUIRED, option
 
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
+
 
 @dataclass
 class AlgorithmConfig:
@@ -25,6 +27,12 @@ class PolicyGradientConfig(AlgorithmConfig):
     reward_clip_range: Optional[List[float]] = option(None, "[lowest, highest] total reward, clipped before any KL and baseline; null: no clipping")
     advantage_clip: Optional[float] = option(None, "Advantages are clipped to -x .. x, last of all; null: no clipping", gt=0)
     kl_in: str = option("loss", "Where the KL goes: a term of the loss, or subtracted from each rollout's reward", choices=("loss", "reward"))
+    kl_estimator: str = option("k3", "KL per token: k1 -d, k2 d^2/2, k3 exp(d) - d - 1, abs |d|; d is reference - policy", choices=KL_ESTIMATORS)
+    kl_target: Optional[float] = option(None, "Let beta follow the metric kl so that it stays near this (Ziegler et al. 2019); null: beta is fixed", gt=0)
+    kl_rate: float = option(0.1, "How fast the adaptive beta moves: at most a fifth of this share at each measurement", gt=0, le=1)
+    sync_ref_model: bool = option(False, "Move the reference towards the policy every ref_model_sync_steps (TR-DPO, arXiv 2404.09656)")
+    ref_model_mixup_alpha: float = option(0.6, "Share of the policy in the reference after a move; 1 resets the reference to the policy", gt=0, le=1)
+    ref_model_sync_steps: int = option(512, "Optimizer steps from one move of the reference to the next", ge=1)
     use_bias_correction_kl: bool = option(
         True, "Multiply the KL term of the loss by the importance ratio (DeepSeek-V3.2), which makes its gradient unbiased; nothing with kl_in=reward"
     )
@@ -60,12 +68,24 @@ class LossConfig:
 
     reduction: how a term is scaled (rlexp.losses.reduction): tokens 1/N, rollout_mean 1/(B |o_i|), rollout_constant
     1/(B L_max), rollouts 1/B, micro_batch 1/(tokens of the micro-batch). level: the ratio level the loss is defined for; "" is any.
+    takes_correction: the loss reads the weight of group correction itself (LossInputs.weight_L) instead of being multiplied by it.
     """
 
+    takes_correction: ClassVar[bool] = False
     reduction: ClassVar[str] = "tokens"
     level: ClassVar[str] = ""
     name: str = option(REQUIRED, "The loss")
     mask_truncated_completions: bool = option(False, "Leave completions that were cut off out of the loss; their reward still counts in the baseline")
+    off_policy_mask_threshold: Optional[float] = option(
+        None, "Leave out rollouts with negative advantage whose mean (sampler - policy) log-prob exceeds this (DeepSeek-V3.2: 0.5); null: none", gt=0
+    )
+    top_entropy_quantile: float = option(1.0, "Share of the tokens of a step, those of highest entropy, that the policy term keeps (80/20: 0.2)", ge=0, le=1)
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus (mean over tokens, in nats); where it starts when adaptive")
+    use_adaptive_entropy: bool = option(False, "Let entropy_coef follow the entropy (Skywork-OR1); the bonus is on while the entropy is at most the target")
+    entropy_coef_min: float = option(0.0, "Smallest adaptive coefficient")
+    entropy_coef_max: float = option(1.0, "Largest adaptive coefficient")
+    entropy_coef_delta: float = option(0.005, "Change of the adaptive coefficient after each step", ge=0)
+    entropy_target: float = option(0.2, "Entropy in nats at or below which the coefficient grows; set it near the first `entropy` of a run", ge=0)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlexp.config.algorithm import PolicyGradientConfig
 from rlexp.config.data import AdditionDataConfig, FilesDataConfig
 from rlexp.config.names import run_name
 from rlexp.config.run import RunConfig
@@ -90,6 +91,29 @@ def epsilon_high(config: RunConfig) -> float | None:
     return high if high is not None else getattr(config.loss, "epsilon", None)
 
 
+def correction_mode(config: RunConfig) -> str:
+    """What correction=auto stands for, or the mode that was chosen.
+
+    auto corrects when vLLM samples for a GRPO-type objective: any loss but rloo's, whose paper and peers have none. vespo takes weights of
+    tokens only.
+    """
+    if config.correction.name != "auto":
+        return config.correction.name
+    if not config.generation.name.startswith("vllm") or not isinstance(config.algorithm, PolicyGradientConfig) or config.loss.name == "rloo":
+        return "none"
+    return "token_truncate" if config.loss.takes_correction else "sequence_mask"
+
+
+def correction_text(config: RunConfig) -> str:
+    """The correction in words, with its bounds."""
+    mode, settings = correction_mode(config), config.correction
+    chosen = " (auto)" if settings.name == "auto" else ""
+    if mode == "none":
+        return f"none{chosen}"
+    low, high = ("none" if bound is None else f"{bound:g}" for bound in (settings.clip_min, settings.clip_max))
+    return f"{mode}{chosen}, weights from {low} to {high}{', geometric mean' if settings.normalize else ''}"
+
+
 def accuracy_term(config: RunConfig) -> str | None:
     """The reward term whose value 1.0 counts as correct: evaluation.accuracy, or the first."""
     return config.evaluation.accuracy or next(iter(config.reward.terms), None)
@@ -120,6 +144,7 @@ def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
         rows.append(("ratio clipped to", f"{1 - low:g} .. {1 + high:g}") if low is not None else ("importance weight", f"at most {high:g}"))
     precision = config.trainer.precision
     rows += [
+        ("sampler correction", correction_text(config)),
         ("reference model", f"yes, beta={config.algorithm.beta:g}" if config.algorithm.beta else "none (algorithm.beta=0)"),
         ("precision", "bf16 on a GPU, fp32 on a CPU" if precision == "auto" else precision),
         ("processes", str(config.cluster.processes_per_node)),

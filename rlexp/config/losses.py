@@ -46,6 +46,7 @@ class VESPOLossConfig(LossConfig):
 
     reduction: ClassVar[str] = "tokens"
     level: ClassVar[str] = "sequence"
+    takes_correction: ClassVar[bool] = True
     name: str = "vespo"
     vespo_k_pos: float = option(2.0, "Power of the ratio where the advantage is not negative: damps ratios below 1", ge=0)
     vespo_lambda_pos: float = option(3.0, "Exponential decay there: damps ratios above 1", ge=1e-4)

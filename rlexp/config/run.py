@@ -8,6 +8,7 @@ from typing import Optional
 from omegaconf import MISSING
 
 from rlexp.config.algorithm import AlgorithmConfig, LossConfig
+from rlexp.config.correction import CorrectionConfig
 from rlexp.config.data import DataConfig
 from rlexp.config.fields import option, section
 from rlexp.config.generation import GenerationConfig, RolloutConfig
@@ -53,6 +54,7 @@ class RunConfig:
     rollout: RolloutConfig = MISSING
     algorithm: AlgorithmConfig = MISSING
     loss: LossConfig = MISSING
+    correction: CorrectionConfig = section(CorrectionConfig)
     optimizer: OptimizerConfig = MISSING
     trainer: TrainerConfig = section(TrainerConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)

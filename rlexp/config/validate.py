@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import derived, reward
+from rlexp.config import algorithm, algorithms, derived, reward
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -97,10 +97,69 @@ def _loss(config: RunConfig) -> Iterator[str]:
         yield f"loss.delta={delta:g} must exceed 1 + loss.epsilon = {1 + epsilon:g}: it bounds the ratio above the clipped range"
 
 
+def _entropy(config: RunConfig) -> Iterator[str]:
+    loss = config.loss
+    if loss.entropy_coef_min > loss.entropy_coef_max:
+        yield f"loss.entropy_coef_min={loss.entropy_coef_min:g} is above loss.entropy_coef_max={loss.entropy_coef_max:g}: exchange them"
+
+
+def _correction(config: RunConfig) -> Iterator[str]:
+    """Rows GRPO-061, GRPO-062, GRPO-063, GRPO-261, GRPO-263, GRPO-265."""
+    settings, mode, generation = config.correction, derived.correction_mode(config), config.generation
+    low, high = settings.clip_min, settings.clip_max
+    if low is not None and high is not None and low >= high:
+        yield f"correction.clip_min={low:g} must be below correction.clip_max={high:g}"
+    if mode.endswith("truncate") and low is None and high is None:
+        yield f"correction={mode} has no bound to clamp to: set correction.clip_max or correction.clip_min"
+    if mode.startswith("sequence") and config.loss.takes_correction:
+        yield f"correction={mode} does not go with loss={config.loss.name}, whose weight is already of whole rollouts: use token_truncate or token_mask"
+    if settings.normalize and not mode.startswith("sequence"):
+        yield f"correction.normalize=true is for the sequence modes, and the correction is {mode}: leave it out, or set correction=sequence_mask"
+    if mode != "none" and generation.repetition_penalty != 1:
+        yield f"generation.repetition_penalty={generation.repetition_penalty:g} changes the sampler's log-probs, which cannot be corrected: set correction=none"
+    filtered = generation.top_p < 1 or bool(generation.min_p)
+    if mode != "none" and generation.name.startswith("vllm") and filtered and generation.top_k == 0:
+        yield "generation.top_p or min_p with a correction needs generation.top_k > 0 (e.g. 512), which bounds the candidates that must be returned"
+
+
 def _algorithm(config: RunConfig) -> Iterator[str]:
     clip = getattr(config.algorithm, "reward_clip_range", None)
     if clip is not None and (len(clip) != 2 or clip[0] >= clip[1]):
         yield f"algorithm.reward_clip_range={clip} must be [lowest, highest] with lowest < highest, e.g. [-1, 1]"
+    if getattr(config.algorithm, "multi_objective_aggregation", "") == "normalize_then_sum":
+        for key, given in (
+            ("reward_clip_range", clip is not None),
+            ("kl_in=reward", config.algorithm.beta > 0 and getattr(config.algorithm, "kl_in", "") == "reward"),
+        ):
+            if given:
+                yield f"algorithm.{key} acts on the total reward, which algorithm.multi_objective_aggregation=normalize_then_sum does not form: leave it out"
+    sets = config.algorithm.k if isinstance(config.algorithm, algorithms.GRPOPassKConfig) else 0
+    if sets > config.algorithm.num_generations:
+        yield f"algorithm.k={sets} is larger than algorithm.num_generations={config.algorithm.num_generations}: there would be no set of so many rollouts"
+
+
+def _reference(config: RunConfig) -> Iterator[str]:
+    """Row GRPO-270."""
+    settings = config.algorithm
+    if not isinstance(settings, algorithm.PolicyGradientConfig):
+        return
+    for key, wanted in (("sync_ref_model=true", settings.sync_ref_model), ("kl_target", settings.kl_target is not None)):
+        if wanted and settings.beta == 0:
+            yield f"algorithm.{key} needs algorithm.beta > 0: without a KL there is no reference model"
+    if settings.sync_ref_model and config.peft.name != "none":
+        yield f"algorithm.sync_ref_model=true does not go with peft={config.peft.name}, whose reference is the model without its adapter: leave one out"
+
+
+def _refill(config: RunConfig) -> Iterator[str]:
+    """Dynamic sampling drops groups with equal totals, which must be those that teach nothing."""
+    settings = config.algorithm
+    if not getattr(config.rollout, "refill", False):
+        return
+    if settings.num_generations < 2:
+        yield "rollout.refill=true needs algorithm.num_generations >= 2: a group of one has no rewards that could differ"
+    whole_batch = isinstance(settings, (algorithms.ReinforceConfig, algorithms.ReinforcePPConfig))
+    if whole_batch or getattr(settings, "multi_objective_aggregation", "") == "normalize_then_sum":
+        yield f"rollout.refill=true would drop groups that algorithm={settings.name} learns from, which compares more than totals within a group: leave it out"
 
 
 def _generation(config: RunConfig) -> Iterator[str]:
@@ -152,7 +211,23 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
         yield f"checkpoint.metric={metric} needs sampled completions: evaluation.num_generations > 0"
 
 
-RULES: tuple[Rule, ...] = (_packages, _run, _batch, _lengths, _loss, _algorithm, _generation, _reward, _processes, _peft, _evaluation)
+RULES: tuple[Rule, ...] = (
+    _packages,
+    _run,
+    _batch,
+    _lengths,
+    _loss,
+    _entropy,
+    _correction,
+    _algorithm,
+    _reference,
+    _refill,
+    _generation,
+    _reward,
+    _processes,
+    _peft,
+    _evaluation,
+)
 
 
 def bounds(config: RunConfig) -> list[str]:

@@ -32,6 +32,8 @@ class LossInputs:
     """int64, row-local number 0..R-1 of the term's rollout"""
     tokens_R: Tensor
     """loss terms of each of these rollouts in the whole step (all its samples)"""
+    weight_L: Tensor | None = None
+    """importance weight for the sampler, without gradient, for a loss that takes it itself (takes_correction)"""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """further per-term numbers an algorithm attached to the batch (returns, masks, ...)"""
 

@@ -58,7 +58,7 @@ def test_every_value_of_a_sweep_is_looked_at():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("+loss.foo=1", "loss.foo: unknown key; loss has delta, epsilon, epsilon_high, importance_sampling_level, mask_truncated_completions, name"),
+        ("+loss.foo=1", "loss.foo: unknown key; loss has delta, entropy_coef, entropy_coef_delta, "),
         ("+trainer.max_step=1", "trainer.max_step: unknown key; did you mean trainer.max_steps"),
         ("+reward.terms.x={nam: exact_match}", "reward.terms.x.nam: unknown key; did you mean reward.terms.x.name?"),
         ("+reward.terms.x={name: exact_matc}", "reward.terms.x.name=exact_matc: unknown reward 'exact_matc'; did you mean exact_match?"),

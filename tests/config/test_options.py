@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rlexp import registry
 from rlexp.components import register_all
 from rlexp.config.convert import checked_config
+from rlexp.config.correction import CorrectionConfig
 from rlexp.config.differences import default_options
 from rlexp.config.fields import walk
 from rlexp.config.run import RunConfig
@@ -23,7 +24,7 @@ CONF = registry.conf_dir()
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("hydra", "local"))
 COMPONENT_GROUPS = [group for group in GROUPS if group not in ("experiment", "debug", "sweep")]
 NEEDED = {"model=hub": ["model.path=x"], "data=files": ["data.path=x"], "data=hub": ["data.path=x"], "reward=custom": ["reward.terms.custom.path=x.py:f"]}
-WITHOUT_REGISTRY = {"evaluation": EvaluationConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
+WITHOUT_REGISTRY = {"correction": CorrectionConfig, "evaluation": EvaluationConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
 
 
 def options(group: str) -> list[str]:
@@ -35,6 +36,8 @@ def rounds() -> Iterator[list[str]]:
     names = {group: options(group) for group in COMPONENT_GROUPS}
     for number in range(max(map(len, names.values()))):
         chosen = [f"{group}={known[number % len(known)]}" for group, known in names.items()]
+        if "loss=vespo" in chosen:  # refuses weights of whole rollouts
+            chosen = [choice.replace("correction=sequence", "correction=token") for choice in chosen]
         yield ["experiment=none", *chosen, *(extra for choice in chosen for extra in NEEDED.get(choice, []))]
 
 

@@ -68,7 +68,7 @@ def test_info_page(train_command):
 def test_tab_completion(train_command):
     line = "rlexp-train loss="
     done = train_command("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
-    assert done.stdout.split() == [f"loss={name}" for name in REGISTRIES["loss"].names()]
+    assert done.stdout.split() == [f"loss={name}" for name in sorted([*REGISTRIES["loss"].names(), "gspo"])]
     line = "rlexp-train optimizer.learn"
     assert train_command("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line))).stdout.split() == ["optimizer.learning_rate="]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from loss_batches import CASES, batch_of, micro_batches, objective, own_options, random_batch, step
 
+from rlexp.config.algorithm import LossConfig
 from rlexp.config.errors import UserError
 from rlexp.losses.inputs import PolicyTerm
 from rlexp.losses.objective import PolicyObjective
@@ -59,7 +60,7 @@ def test_masked_nan_in_every_reduction(reduction, loss):
     batch = batch_of(logp=[[1, math.nan, 3]], advantage=[1], active=[[1, 0, 1]])
     leaf = batch.logp.clone().requires_grad_()
     (inputs,) = micro_batches(batch, reduction, leaf, [[0]])
-    result = PolicyObjective(lambda inputs, config: PolicyTerm(inputs.logp_L), None)(inputs)
+    result = PolicyObjective(lambda inputs, config: PolicyTerm(inputs.logp_L), LossConfig(name="itself"))(inputs)
     result.loss.backward()
     assert result.loss.item() == pytest.approx(loss)
     assert leaf.grad[1] == 0

@@ -11,7 +11,7 @@ import torch
 from loss_batches import CLIPPED, Batch, loss_config, micro_batches, objective, random_batch, step
 from torch import Tensor
 
-from rlexp.losses.kl import k3
+from rlexp.losses.kl import kl_term
 
 ZERO = torch.zeros((), dtype=torch.float64)
 
@@ -158,7 +158,7 @@ def test_bias_corrected_kl_has_the_gradient_of_the_reverse_kl():
     batch = Batch(logp.detach(), torch.arange(7), torch.zeros(7, dtype=torch.float64), torch.ones(7, dtype=torch.bool), reference=reference)
     (inputs,) = micro_batches(batch, "tokens", logp, [list(range(7))])
     ratio = torch.exp(logp - logp.detach())
-    (corrected,) = torch.autograd.grad((logp.detach().exp() * k3(inputs, ratio)).sum(), logits, retain_graph=True)
-    (plain,) = torch.autograd.grad((logp.detach().exp() * k3(inputs)).sum(), logits)
+    (corrected,) = torch.autograd.grad((logp.detach().exp() * kl_term(inputs, ratio_L=ratio)).sum(), logits, retain_graph=True)
+    (plain,) = torch.autograd.grad((logp.detach().exp() * kl_term(inputs)).sum(), logits)
     torch.testing.assert_close(corrected, exact, atol=1e-12, rtol=1e-10)
     assert (plain - exact).abs().max() > 1e-2
