@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from rlexp.config import derived
+from rlexp.config.algorithm import PolicyGradientConfig
 from rlexp.config.run import RunConfig
 from rlexp.config.training import CheckpointConfig
 
@@ -33,6 +34,15 @@ def _clipping_without_effect(config: RunConfig, tasks: int | None) -> Iterator[s
     if changed:
         keys = ", ".join(f"loss.{name}" for name in changed)
         yield f"{keys} has no effect: with trainer.steps_per_batch=1 and algorithm.num_iterations=1 every ratio is 1 and nothing is clipped"
+
+
+def _reference_moves(config: RunConfig, tasks: int | None) -> Iterator[str]:
+    """Row GRPO-270."""
+    if isinstance(config.algorithm, PolicyGradientConfig) and not config.algorithm.sync_ref_model:
+        defaults = {field.name: field.default for field in dataclasses.fields(config.algorithm)}
+        for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+            if getattr(config.algorithm, name) != defaults[name]:
+                yield f"algorithm.{name}={getattr(config.algorithm, name)} has no effect without algorithm.sync_ref_model=true"
 
 
 def _delta(config: RunConfig, tasks: int | None) -> Iterator[str]:
@@ -82,6 +92,7 @@ RULES: tuple[Callable[[RunConfig, int | None], Iterator[str]], ...] = (
     _sampled_distribution,
     _clipping_without_effect,
     _delta,
+    _reference_moves,
     _batches,
     _schedule,
     _lengths,

@@ -66,3 +66,5 @@ class SyncRolloutConfig(RolloutConfig):
     """Generate, then train."""
 
     name: str = "sync"
+    refill: bool = option(False, "Replace groups without signal (equal rewards) by further tasks until the batch is full (DAPO's dynamic sampling)")
+    max_refills: int = option(10, "Most further batches that are generated for one; then groups without signal fill it", ge=1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rlexp.config.generation import RolloutConfig
+from rlexp.config.generation import SyncRolloutConfig
 from rlexp.records.request import Sampling
 from rlexp.records.rollout import GenerationBatch
 from rlexp.records.state import TrainerState
 from rlexp.rollout.player import Player, Task
+from rlexp.rollout.refill import refilled
 
 
 class Order(Protocol):
@@ -25,15 +26,19 @@ class Order(Protocol):
 
 
 class SyncSource:
-    """Batch n holds the tasks `order.batch(n)`: the batch number is its whole state. sampling: of training."""
+    """A batch holds the tasks `order.batch(n)`, with refill those of several n: the next n is its whole state. sampling: of training."""
 
-    def __init__(self, config: RolloutConfig, *, order: Order, player: Player, sampling: Sampling, num_generations: int) -> None:
-        self.order, self.player = order, player
+    def __init__(self, config: SyncRolloutConfig, *, order: Order, player: Player, sampling: Sampling, num_generations: int) -> None:
+        self.config, self.order, self.player = config, order, player
         self.sampling, self.num_generations = sampling, num_generations
         self.number = 0
 
     def next(self, state: TrainerState) -> GenerationBatch:
         """The next batch: whole groups with rewards, the same on every rank. state: what rewards may know of the progress."""
+        batch = self._play(state)
+        return refilled(batch, lambda: self._play(state), self.config.max_refills) if self.config.refill else batch
+
+    def _play(self, state: TrainerState) -> GenerationBatch:
         tasks = self.order.batch(self.number)
         batch = self.player.play(tasks, num_generations=self.num_generations, sampling=self.sampling, purpose="train", state=state)
         batch.step_hint = self.number

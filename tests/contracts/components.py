@@ -90,7 +90,7 @@ class SDPO(Algorithm):
     """Each completion is read again behind the best completion of its group by a slowly following copy."""
 
     needs = Needs(columns={"policy": frozenset({"logp", "topk_divergence"})}, beside=frozenset({"teacher"}), companions=frozenset({"teacher"}))
-    companion_rates: ClassVar = {"teacher": 0.3}
+    companion_moves: ClassVar = {"teacher": (0.3, 1)}
 
     def __init__(self, config: Any, loss_config: Any, loss: Any) -> None:
         self.config = config

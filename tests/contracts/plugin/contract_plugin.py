@@ -6,7 +6,7 @@ from dataclasses import dataclass, make_dataclass
 
 from rlexp.config.algorithm import AlgorithmConfig
 from rlexp.config.fields import option
-from rlexp.config.generation import RolloutConfig
+from rlexp.config.generation import SyncRolloutConfig
 from rlexp.config.model import ModelConfig
 from rlexp.config.reward import RewardTermConfig
 from rlexp.registry import ALGORITHMS, MODELS, REWARDS, ROLLOUTS
@@ -39,7 +39,7 @@ class DigitsRewardConfig(RewardTermConfig):
 
 
 @dataclass
-class LateRolloutConfig(RolloutConfig):
+class LateRolloutConfig(SyncRolloutConfig):
     """Whole groups, delivered one batch late: a stand-in for an asynchronous source."""
 
     name: str = "late"
