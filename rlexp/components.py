@@ -54,6 +54,8 @@ def register_all() -> None:
         ("sapo", losses.SAPOLossConfig),
         ("luspo", losses.LUSPOLossConfig),
         ("vespo", losses.VESPOLossConfig),
+        ("gmpo", losses.GMPOLossConfig),
+        ("dppo", losses.DPPOLossConfig),
         ("rloo", algorithms.RLOOLossConfig),
     ):
         registry.LOSSES.register(name, config, f"rlexp.losses.{name}:{name}")

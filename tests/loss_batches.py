@@ -23,10 +23,12 @@ from rlexp.registry import LOSSES
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
 """losses of the PPO-clip family that take a ratio of any level"""
-LOSS_NAMES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
+LOSS_NAMES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo", "gmpo", "dppo")
 LEVELS = ("token", "sequence", "sequence_token")
-CASES = [(name, level) for name in LOSS_NAMES for level in LEVELS if name not in ("luspo", "vespo") or level == "sequence"]
-"""every allowed (loss, ratio level); vespo has its own ratio and no such option"""
+FIXED = {"luspo": "sequence", "vespo": "sequence", "gmpo": "sequence", "dppo": "token"}
+"""losses with one level; all but luspo have a ratio of their own and no such option"""
+CASES = [(name, level) for name in LOSS_NAMES for level in LEVELS if FIXED.get(name, level) == level]
+"""every allowed (loss, ratio level)"""
 
 
 @functools.cache

@@ -139,6 +139,11 @@ def policy_term(rollout: Rollout, token: Token, options: Options) -> Dual:
     own, advantage = options.loss, rollout.advantage
     if options.name == "vespo":
         return -(vespo_weight(rollout, options) * advantage * token.logp)
+    if options.name == "gmpo":
+        bounded = total(gmpo_log_ratio(one, advantage, own) for one in rollout.tokens) / len(rollout.tokens)
+        return -(bounded.exp() * advantage)
+    if options.name == "dppo":
+        return dppo_term(token, advantage, own)
     r = ratio(rollout, token, options.level)
     if options.name == "cispo":
         return -(min(stop(r), own["epsilon_high"]) * advantage * token.logp)
@@ -149,6 +154,24 @@ def policy_term(rollout: Rollout, token: Token, options: Options) -> Dual:
     high = epsilon if own["epsilon_high"] is None else own["epsilon_high"]
     bounded = r if own["delta"] is None else smaller(r, Dual(own["delta"]))
     return -smaller(bounded * advantage, clip(r, 1 - epsilon, 1 + high) * advantage)
+
+
+def gmpo_log_ratio(token: Token, advantage: float, own: dict[str, Any]) -> Dual:
+    """Flat beyond the bound that the advantage pushes to."""
+    x = log_ratio(token)
+    high = own["log_epsilon"] if own["log_epsilon_high"] is None else own["log_epsilon_high"]
+    if advantage > 0:
+        return smaller(x, Dual(high))
+    return x if x.value > -own["log_epsilon"] else Dual(-own["log_epsilon"])
+
+
+def dppo_term(token: Token, advantage: float, own: dict[str, Any]) -> Dual:
+    """r A while the probability is near the sampler's or moves towards it."""
+    moved = math.exp(stop(token.logp)) - math.exp(token.sampler)
+    high = own["delta_low"] if own["delta_high"] is None else own["delta_high"]
+    if (advantage > 0 and moved > high) or (advantage < 0 and moved < -own["delta_low"]):
+        return Dual(0.0)
+    return -((token.logp - token.sampler).exp() * advantage)
 
 
 def vespo_weight(rollout: Rollout, options: Options) -> float:
@@ -167,7 +190,11 @@ def kl_term(rollout: Rollout, token: Token, options: Options) -> Dual:
     """k3, times the importance ratio when corrected (the token's own for vespo)."""
     d = -(token.logp - token.reference)
     k3 = d.exp() - d - 1.0
-    return k3 * ratio(rollout, token, "token" if options.name == "vespo" else options.level) if options.bias else k3
+    if not options.bias:
+        return k3
+    if options.name == "dppo":
+        return k3 * (token.logp - token.sampler).exp()
+    return k3 * ratio(rollout, token, "token" if options.name == "vespo" else options.level)
 
 
 def objective(rollouts: list[Rollout], options: Options) -> Dual:
@@ -189,9 +216,9 @@ def reduced(rollouts: list[Rollout], options: Options) -> Dual:
         return total(terms[token.index] for token in rollout.tokens)
 
     tokens = sum(len(rollout.tokens) for rollout in rollouts)
-    if options.name in ("dapo", "cispo", "vespo"):
+    if options.name in ("dapo", "cispo", "vespo", "dppo"):
         loss = total(summed(rollout) for rollout in rollouts) / max(tokens, 1)
-    elif options.name in ("grpo", "sapo"):
+    elif options.name in ("grpo", "sapo", "gmpo"):
         loss = total(summed(rollout) / max(len(rollout.tokens), 1) for rollout in rollouts) / len(rollouts)
     elif options.name == "dr_grpo":
         loss = total(summed(rollout) for rollout in rollouts) / (len(rollouts) * options.longest)

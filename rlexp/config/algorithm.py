@@ -69,9 +69,11 @@ class LossConfig:
     reduction: how a term is scaled (rlexp.losses.reduction): tokens 1/N, rollout_mean 1/(B |o_i|), rollout_constant
     1/(B L_max), rollouts 1/B, micro_batch 1/(tokens of the micro-batch). level: the ratio level the loss is defined for; "" is any.
     takes_correction: the loss reads the weight of group correction itself (LossInputs.weight_L) instead of being multiplied by it.
+    ratio_to_sampler: its ratio is to the sampler's probability, so a correction would count that twice.
     """
 
     takes_correction: ClassVar[bool] = False
+    ratio_to_sampler: ClassVar[bool] = False
     reduction: ClassVar[str] = "tokens"
     level: ClassVar[str] = ""
     name: str = option(REQUIRED, "The loss")
@@ -92,7 +94,7 @@ class LossConfig:
 class ClippedLossConfig(LossConfig):
     """Options of the PPO-clip family (grpo, bnpo, dr_grpo, dapo)."""
 
-    epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null", ge=0, lt=1)
+    epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null; from 1 on nothing is clipped below", ge=0)
     epsilon_high: Optional[float] = option(None, "Upper clip range; null: epsilon", ge=0)
     delta: Optional[float] = option(None, "Upper bound of the ratio in the unclipped branch (INTELLECT-2); null: none", gt=0)
     importance_sampling_level: str = ratio_level()

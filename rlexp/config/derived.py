@@ -94,12 +94,14 @@ def epsilon_high(config: RunConfig) -> float | None:
 def correction_mode(config: RunConfig) -> str:
     """What correction=auto stands for, or the mode that was chosen.
 
-    auto corrects when vLLM samples for a GRPO-type objective: any loss but rloo's, whose paper and peers have none. vespo takes weights of
+    auto corrects when vLLM samples for a GRPO-type objective: any loss but rloo's, whose paper and peers have none, and dppo's, whose
+    ratio is to the sampler already. vespo takes weights of
     tokens only.
     """
     if config.correction.name != "auto":
         return config.correction.name
-    if not config.generation.name.startswith("vllm") or not isinstance(config.algorithm, PolicyGradientConfig) or config.loss.name == "rloo":
+    grpo_type = isinstance(config.algorithm, PolicyGradientConfig) and config.loss.name != "rloo" and not config.loss.ratio_to_sampler
+    if not config.generation.name.startswith("vllm") or not grpo_type:
         return "none"
     return "token_truncate" if config.loss.takes_correction else "sequence_mask"
 

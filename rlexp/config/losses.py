@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 from rlexp.config.algorithm import ClippedLossConfig, LossConfig, ratio_level
 from rlexp.config.fields import option
@@ -52,3 +52,27 @@ class VESPOLossConfig(LossConfig):
     vespo_lambda_pos: float = option(3.0, "Exponential decay there: damps ratios above 1", ge=1e-4)
     vespo_k_neg: float = option(3.0, "Power of the ratio where the advantage is negative", ge=0)
     vespo_lambda_neg: float = option(2.0, "Exponential decay there", ge=1e-4)
+
+
+@dataclass
+class GMPOLossConfig(LossConfig):
+    """The geometric mean of the tokens' clipped ratios, mean over rollouts (GMPO, arXiv 2507.20673)."""
+
+    reduction: ClassVar[str] = "rollout_mean"
+    level: ClassVar[str] = "sequence"
+    name: str = "gmpo"
+    log_epsilon: float = option(0.4, "A token's log-ratio is clipped to -x .. x, as far as its advantage pushes it there", ge=0)
+    log_epsilon_high: Optional[float] = option(None, "Upper bound of the log-ratio; null: log_epsilon", ge=0)
+
+
+@dataclass
+class DPPOLossConfig(LossConfig):
+    """Policy gradient that masks tokens whose probability moved too far from the sampler's, mean over all tokens (DPPO, arXiv 2602.04879)."""
+
+    reduction: ClassVar[str] = "tokens"
+    ratio_to_sampler: ClassVar[bool] = True
+    name: str = "dppo"
+    delta_low: float = option(
+        0.15, "Largest fall of a token's probability (total variation) with negative advantage, and largest rise when delta_high is null", gt=0, le=1
+    )
+    delta_high: Optional[float] = option(None, "Largest rise of a token's probability with positive advantage; null: delta_low", gt=0, le=1)

@@ -113,6 +113,8 @@ def _correction(config: RunConfig) -> Iterator[str]:
         yield f"correction={mode} has no bound to clamp to: set correction.clip_max or correction.clip_min"
     if mode.startswith("sequence") and config.loss.takes_correction:
         yield f"correction={mode} does not go with loss={config.loss.name}, whose weight is already of whole rollouts: use token_truncate or token_mask"
+    if mode != "none" and config.loss.ratio_to_sampler:
+        yield f"correction={mode} does not go with loss={config.loss.name}, whose ratio is to the sampler already: set correction=none"
     if settings.normalize and not mode.startswith("sequence"):
         yield f"correction.normalize=true is for the sequence modes, and the correction is {mode}: leave it out, or set correction=sequence_mask"
     if mode != "none" and generation.repetition_penalty != 1:

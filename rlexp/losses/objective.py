@@ -31,14 +31,21 @@ class PolicyObjective:
     """sum over active terms of scale * (policy term * factors + beta * KL), less the entropy bonus: a pure sum, so micro-batches and ranks add up.
 
     loss: a function (LossInputs, config) -> PolicyTerm. config: its dataclass. beta: KL coefficient; 0 needs no reference.
-    use_bias_correction_kl: multiply the KL term by the loss's importance ratio. correction: for a sampler that differs from the trainer.
+    kl_estimator: of rlexp.losses.kl. use_bias_correction_kl: multiply the KL term by the loss's importance ratio. correction: set for a sampler
+    that differs from the trainer.
     """
 
     columns: frozenset[str] = frozenset({"logp", "entropy"})
     """of the training forward; entropy is for its metric and the bonus"""
 
     def __init__(
-        self, loss: Callable[[LossInputs, Any], PolicyTerm], config: LossConfig, *, beta: float = 0.0, kl_estimator: str = "k3", use_bias_correction_kl: bool = True
+        self,
+        loss: Callable[[LossInputs, Any], PolicyTerm],
+        config: LossConfig,
+        *,
+        beta: float = 0.0,
+        kl_estimator: str = "k3",
+        use_bias_correction_kl: bool = True,
     ) -> None:
         self.loss = loss
         self.config = config

@@ -28,6 +28,7 @@ def test_what_auto_stands_for():
     assert correction_mode(corrected(values=VLLM)) == "sequence_mask"
     assert correction_mode(corrected(values=VLLM, loss="vespo")) == "token_truncate"
     assert correction_mode(corrected(values=VLLM, loss="rloo", algorithm="rloo")) == "none"
+    assert correction_mode(corrected(values=VLLM, loss="dppo")) == "none"
     assert correction_mode(corrected("none", values=VLLM)) == "none"
     assert correction_mode(corrected("token_mask")) == "token_mask"
 
@@ -55,6 +56,7 @@ def test_every_option_composes(name):
         (lambda: corrected("token_mask", clip_min=3.0), "correction.clip_min=3 must be below correction.clip_max=3"),
         (lambda: corrected("token_truncate", clip_max=None), "correction=token_truncate has no bound to clamp to"),
         (lambda: corrected("sequence_mask", loss="vespo"), "correction=sequence_mask does not go with loss=vespo"),
+        (lambda: corrected("token_mask", loss="dppo"), "correction=token_mask does not go with loss=dppo, whose ratio is to the sampler already"),
         (lambda: corrected("token_mask", normalize=True), "correction.normalize=true is for the sequence modes, and the correction is token_mask"),
         (lambda: corrected(normalize=True), "correction.normalize=true is for the sequence modes, and the correction is none"),
         (lambda: corrected("token_mask", values={"generation__repetition_penalty": 1.1}), "generation.repetition_penalty=1.1 changes the sampler's log-probs"),

@@ -50,7 +50,7 @@ def test_all_mistakes_of_a_command_line_at_once():
 def test_every_value_of_a_sweep_is_looked_at():
     assert command_line_problems(["loss.epsilon=0.1,-1,abc", "loss=dapo,sap0,grpo"]) == [
         NO_SAP0,
-        "loss.epsilon=-1.0 is out of range: it must be >= 0 and < 1",
+        "loss.epsilon=-1.0 is out of range: it must be >= 0",
         "loss.epsilon='abc' has the wrong type: it must be a number",
     ]
 
@@ -81,7 +81,7 @@ def test_problems_of_all_kinds_come_together(compose_raw):
         "4 problems:",
         "  1. generation.top_p=1.5 is out of range: it must be > 0 and <= 1",
         "  2. algorithm.num_generations=1 is out of range: it must be >= 2 (a group needs at least two rollouts to be compared)",
-        "  3. loss.epsilon=-0.1 is out of range: it must be >= 0 and < 1",
+        "  3. loss.epsilon=-0.1 is out of range: it must be >= 0",
         "  4. trainer.tokens_per_microbatch=-5 is out of range: it must be >= 8",
     ]
 

@@ -22,7 +22,7 @@ from rlexp.config.training import CheckpointConfig, ClusterConfig, EvaluationCon
 register_all()
 CONF = registry.conf_dir()
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("hydra", "local"))
-COMPONENT_GROUPS = [group for group in GROUPS if group not in ("experiment", "debug", "sweep")]
+COMPONENT_GROUPS = [group for group in GROUPS if group not in ("experiment", "preset", "debug", "sweep")]
 NEEDED = {"model=hub": ["model.path=x"], "data=files": ["data.path=x"], "data=hub": ["data.path=x"], "reward=custom": ["reward.terms.custom.path=x.py:f"]}
 WITHOUT_REGISTRY = {"correction": CorrectionConfig, "evaluation": EvaluationConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
 
@@ -36,6 +36,8 @@ def rounds() -> Iterator[list[str]]:
     names = {group: options(group) for group in COMPONENT_GROUPS}
     for number in range(max(map(len, names.values()))):
         chosen = [f"{group}={known[number % len(known)]}" for group, known in names.items()]
+        if "loss=dppo" in chosen:  # its ratio is to the sampler already
+            chosen = ["correction=none" if choice.startswith("correction=") else choice for choice in chosen]
         if "loss=vespo" in chosen:  # refuses weights of whole rollouts
             chosen = [choice.replace("correction=sequence", "correction=token") for choice in chosen]
         yield ["experiment=none", *chosen, *(extra for choice in chosen for extra in NEEDED.get(choice, []))]
@@ -81,7 +83,7 @@ def test_registry_and_yaml_name_the_same_options():
         for extra in files - set(known.names()) - {"none"}:  # a preset of a registered option
             first = yaml.safe_load((CONF / group / f"{extra}.yaml").read_text())["defaults"][0]
             assert first.removeprefix(f"/_schema_{group}_").removesuffix("@_here_") in known.names()
-    assert set(GROUPS) == {*registry.REGISTRIES, *WITHOUT_REGISTRY, "experiment", "debug", "sweep"}
+    assert set(GROUPS) == {*registry.REGISTRIES, *WITHOUT_REGISTRY, "experiment", "preset", "debug", "sweep"}
 
 
 def _dataclasses() -> Iterator[type]:

@@ -127,6 +127,15 @@ def test_the_off_policy_mask_falls_back_to_old_and_spares_the_kl():
     assert outcome.loss == pytest.approx(0.5 * (math.exp(0.5) - 0.5 - 1)), "what is left is the KL"
 
 
+@pytest.mark.cases("S14", "S47")
+def test_dppo_reads_the_sampler_at_active_terms_only():
+    batch = batch_of(logp=[[-1.0, -0.5]], old=[[-1.0, -0.5]], advantage=[1.0], active=[[1, 0]])
+    batch.sampler = torch.tensor([-1.0, math.nan], dtype=torch.float64)
+    assert step(objective("dppo"), batch).grad.tolist() == [-1.0, 0.0]
+    batch.active[1] = True
+    assert math.isnan(step(objective("dppo"), batch).loss)
+
+
 def test_a_broken_log_prob_shows_through_the_off_policy_mask():
     batch = batch_of(logp=[[math.nan]], advantage=[-1.0])
     batch.sampler = torch.tensor([-1.0], dtype=torch.float64)

@@ -156,6 +156,8 @@ def test_registered_configs_state_their_reduction():
         "sapo": "rollout_mean",
         "luspo": "rollouts",
         "vespo": "tokens",
+        "gmpo": "rollout_mean",
+        "dppo": "tokens",
     }
 
 
@@ -221,3 +223,29 @@ def test_gspo_token_has_the_value_of_gspo_and_each_token_its_own_gradient():
 def test_gspo_is_grpo_with_sequence_ratios_and_its_paper_s_clip_range():
     config = loss_config("gspo")
     assert (config.name, config.importance_sampling_level, config.epsilon, config.epsilon_high) == ("grpo", "sequence", 3e-4, 4e-4)
+
+
+def test_gmpo_clips_each_log_ratio_on_the_side_of_its_advantage():
+    """Log-ratios [1, 0.1] with A = +1 and [-1, 1] with A = -2, bounds 0.4: exp(0.25) and exp(0.3); the clipped tokens have no gradient."""
+    batch = batch_of(logp=[[0.0, -1.0], [-2.0, 0.0]], old=[[-1.0, -1.1], [-1.0, -1.0]], advantage=[1.0, -2.0])
+    outcome = step(objective("gmpo"), batch)
+    first, second = math.exp(0.25), math.exp(0.3)
+    assert outcome.loss == pytest.approx((-first + 2 * second) / 2)
+    assert outcome.grad.tolist() == pytest.approx([0.0, -first / 4, 0.0, second / 2])
+    assert (outcome.metrics["clip_ratio/high_mean"], outcome.metrics["clip_ratio/low_mean"]) == (0.25, 0.25)
+    wide = step(objective("gmpo", log_epsilon=2.0), batch)
+    assert wide.loss == pytest.approx((-math.exp(0.55) + 2 * 1.0) / 2)
+
+
+def test_dppo_masks_by_the_probability_that_moved():
+    """A rare token whose ratio is 5 stays, a frequent one whose ratio is 1.4 goes; movement against the advantage's push stays."""
+    sampler = [0.01, 0.5, 0.5, 0.5]
+    now = [0.05, 0.7, 0.7, 0.3]
+    batch = batch_of(logp=[[math.log(p) for p in now[:2]], [math.log(p) for p in now[2:]]], advantage=[1.0, -1.0])
+    batch.sampler = torch.tensor([math.log(p) for p in sampler], dtype=torch.float64)
+    outcome = step(objective("dppo"), batch)
+    assert outcome.grad.tolist() == pytest.approx([-5.0 / 4, 0.0, 1.4 / 4, 0.0])
+    assert outcome.loss == pytest.approx((-5.0 + 1.4) / 4)
+    assert (outcome.metrics["clip_ratio/high_mean"], outcome.metrics["clip_ratio/low_mean"]) == (0.25, 0.25)
+    loose = step(objective("dppo", delta_low=0.25, delta_high=0.1), batch)
+    assert loose.grad.tolist() == pytest.approx([-5.0 / 4, 0.0, 1.4 / 4, 0.6 / 4])

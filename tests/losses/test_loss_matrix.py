@@ -10,7 +10,7 @@ from typing import Any
 import loss_literal as literal
 import pytest
 import torch
-from loss_batches import CASES, LEVELS, LOSS_NAMES, Batch, loss_config, objective, own_options, random_batch, step
+from loss_batches import CASES, FIXED, LEVELS, LOSS_NAMES, Batch, loss_config, objective, own_options, random_batch, step
 from run_configs import default_with
 
 from rlexp.config.correction import CorrectionConfig
@@ -22,6 +22,8 @@ PARTS = [[3], [5, 0], [4], [2, 1]]
 OWN: dict[str, list[dict[str, Any]]] = {
     "cispo": [{}, {"epsilon_high": 1.1}],
     "sapo": [{}, {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.7}],
+    "gmpo": [{"log_epsilon": 0.1}, {"log_epsilon": 0.3, "log_epsilon_high": 0.05}],
+    "dppo": [{"delta_low": 0.05}, {"delta_low": 0.1, "delta_high": 0.02}],
     "vespo": [{}, {"vespo_k_pos": 1.5, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.3, "vespo_lambda_neg": 2.5}],
 }
 """options to try; the clip family shares one list"""
@@ -116,7 +118,7 @@ def test_every_loss_ratio_correction_and_mask(capsys):
     allowed = refused = 0
     product = list(itertools.product(LOSS_NAMES, LEVELS, CORRECTIONS, MASKS))
     for seed, (name, level, correction, mask) in enumerate(product):
-        rule = "loss.importance_sampling_level" if name == "vespo" and level != "sequence" else rule_against(name, level, correction)
+        rule = "loss.importance_sampling_level" if FIXED.get(name, level) != level else rule_against(name, level, correction)
         if rule:
             assert rule in ("loss.importance_sampling_level", "correction", "loss.importance_sampling_level correction"), rule
             refused += 1
