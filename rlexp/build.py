@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """exit code of a run that was asked to stop and can be continued"""
+NOT_TRAINED = ("rollout.prompts_per_batch=1", "trainer.steps_per_batch=1", "trainer.oversize_samples=drop")
+"""an evaluation neither fills batches nor packs rows, so whatever these say must not refuse its tasks"""
 
 
 def prepare_torch(config: RunConfig, world: int) -> int:
@@ -279,7 +281,7 @@ def evaluate_run(folder: Path, name: str | None, overrides: Sequence[str]) -> di
     of the run's config for this evaluation. Raises UserError.
     """
     own = load_config(folder / "config.yaml")
-    config = load_changed(folder / "config.yaml", overrides)
+    config = load_changed(folder / "config.yaml", [*NOT_TRAINED, *overrides])
     prepare_torch(config, 1)
     strategy = SingleStrategy(config.strategy)
     path = checkpoint.find(folder / "checkpoints", name)

@@ -22,6 +22,7 @@ class DDPStrategy(SingleStrategy):
     def connect(self, config: StrategyConfig) -> Collectives:
         """The process group of this run's ranks."""
         assert isinstance(config, DDPStrategyConfig)
+        self._wrapped: list[DistributedDataParallel] = []
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         return ProcessGroup(config.timeout)
@@ -35,7 +36,9 @@ class DDPStrategy(SingleStrategy):
         """The network inside DDP; buffers are equal already and are not broadcast again."""
         with warnings.catch_warnings():  # torch prefers forward_sync_buffers, which exchanges buffers once more at the start
             warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(network, device_ids=[local_rank()] if torch.cuda.is_available() else None, forward_sync_buffers=False)
+            devices = [local_rank()] if torch.cuda.is_available() else None
+        self._wrapped.append(DistributedDataParallel(network, device_ids=devices, forward_sync_buffers=False))
+        return self._wrapped[-1]
 
     @contextlib.contextmanager
     def micro_batch(self, wrapped: Any, last: bool) -> Iterator[None]:
@@ -46,3 +49,13 @@ class DDPStrategy(SingleStrategy):
     def backward(self, loss: Tensor) -> None:
         """DDP averages over processes: the factor makes the result the sum, as in one process."""
         (loss * self.collectives.world).backward()
+
+    def close(self) -> None:
+        """End of the run. DDP's reducers go before the process group, and with them the wrapped networks cannot train any more.
+
+        The last reference to a process group must not be a reducer's: its destructor would hold the interpreter's lock while it joins
+        gloo's threads, which may be waiting for that lock to give back the tensors of the last exchange. Both then wait for ever.
+        """
+        for wrapped in self._wrapped:
+            del wrapped.reducer, wrapped.logger
+        super().close()
