@@ -28,7 +28,7 @@ class RLOOLossConfig(LossConfig):
     reduction: ClassVar[str] = "rollout_mean"
     level: ClassVar[str] = "sequence_product"
     name: str = "rloo"
-    epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null", ge=0, lt=1)
+    epsilon: float = option(0.2, "Lower clip range of the ratio, and the upper one when epsilon_high is null; from 1 on nothing is clipped below", ge=0)
     epsilon_high: Optional[float] = option(None, "Upper clip range; null: epsilon", ge=0)
 
 

@@ -42,10 +42,11 @@ def model_label(config: RunConfig) -> str:
 
 
 def run_name(config: RunConfig) -> str:
-    """`run.name`, or `<experiment>-<algorithm>-<loss>-<model>-s<seed>`."""
+    """`run.name`, or `<experiment>[-<preset>]-<algorithm>-<loss>-<model>-s<seed>`."""
     if config.run.name is not None:
         return config.run.name
-    return safe_name("-".join([config.run.experiment, config.algorithm.name, config.loss.name, model_label(config), f"s{config.run.seed}"]))
+    preset = [] if config.run.preset == "none" else [config.run.preset]
+    return safe_name("-".join([config.run.experiment, *preset, config.algorithm.name, config.loss.name, model_label(config), f"s{config.run.seed}"]))
 
 
 def _identity(overrides: Iterable[str]) -> list[str]:

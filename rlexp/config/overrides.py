@@ -145,7 +145,7 @@ def change(data: dict[str, Any], lines: Sequence[str]) -> list[str]:
         values: list[tuple[str, Any]] = []
         for override in overrides:
             key, line = override.key_or_group, override.input_line or ""
-            if override.is_sweep_override() or override.is_delete() or override.package is not None or key in ("experiment", "debug"):
+            if override.is_sweep_override() or override.is_delete() or override.package is not None or key in ("experiment", "preset", "debug"):
                 problems.append(f"{line} cannot be applied to a saved run: give single values, KEY=VALUE")
             elif (options := loader.get_group_options(key, config_name=CONFIG_NAME)) and not isinstance(override.value(), dict):
                 chosen, found = _group_override(override, options)

@@ -153,5 +153,7 @@ def reference_text() -> str:
             lines += _group(name, hint)
         else:
             lines += [f"## {name}", "", _summary(hint), "", *_table(hint, f"{name}.", [field.name for field in dataclasses.fields(hint)])]
-    lines += _files("experiment", "Experiments") + _files("debug", "Debugging presets") + _files("sweep", "Sweeps") + combinations()
+    for group, title in (("experiment", "Experiments"), ("preset", "Presets of papers"), ("debug", "Debugging presets"), ("sweep", "Sweeps")):
+        lines += _files(group, title)
+    lines += combinations()
     return "\n".join(lines).rstrip() + "\n"

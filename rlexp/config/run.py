@@ -32,6 +32,7 @@ class RunSettings:
 
     name: Optional[str] = option(None, "Folder below outputs/; null: experiment-algorithm-loss-model-seed")
     experiment: str = option("none", "Set by the experiment file: its name")
+    preset: str = option("none", "Set by the preset file: its name")
     seed: int = option(42, "Seed of everything random", ge=0)
     resume: str = option(
         "auto", "Continue an unfinished run of the same name: auto, never (move the old folder away) or must", choices=("auto", "never", "must")

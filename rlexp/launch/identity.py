@@ -13,7 +13,7 @@ from rlexp.config.run import RunConfig
 LENGTH = ("trainer.max_steps", "trainer.epochs")
 """How long to train: a larger value continues a run"""
 
-_LEFT_OUT = ("run.name", "run.experiment", "run.resume", "run.dry", "trainer.threads", *LENGTH)
+_LEFT_OUT = ("run.name", "run.experiment", "run.preset", "run.resume", "run.dry", "trainer.threads", *LENGTH)
 """The seed, start_from and deterministic stay in although they stand under `run`: with another seed it is not the same run.
 The number of threads is out because `null` means as many as the machine has; a change is reported when the run continues."""
 _SECTIONS_LEFT_OUT = ("tracker.", "sweep.")

@@ -115,7 +115,7 @@ def test_bounds_are_inclusive_or_not_as_stated():
 
     assert ok("generation", "top_p", 1.0) and not ok("generation", "top_p", 0.0)
     assert ok("generation", "min_p", 0.0) and ok("generation", "min_p", 1.0)
-    assert ok("loss", "epsilon", 0.0) and not ok("loss", "epsilon", 1.0)
+    assert ok("loss", "epsilon", 0.0) and not ok("loss", "epsilon", -0.1)
     assert ok("algorithm", "num_generations", 2) and not ok("algorithm", "num_generations", 1)
     assert ok("evaluation", "temperature", 0.0) and not ok("generation", "temperature", 0.0)
 
@@ -138,7 +138,7 @@ def test_a_command_line_with_every_value_wrong_names_every_key(compose_run):
         for field in dataclasses.fields(dataclass):
             if field.name not in ("terms", "name"):
                 value = {"abc": "abc", "[": "'['"}.get(str(_wrong_type(hints[field.name])), "[1]")
-                lines.append(f"{prefix}.{field.name}=" + ("{a: 1}" if get_origin(hints[field.name]) is list else value))
+                lines.append(f"{prefix}.{field.name}=" + ("{a: 1}" if "List" in str(hints[field.name]) else value))
     lines = [line for line in lines if line.partition("=")[0].split(".")[0] not in ("tracker",) or "terms" not in line]
     problems = command_line_problems(lines)
     keys = [line.partition("=")[0] for line in lines]
