@@ -39,12 +39,14 @@ def cached(name: str, recipe: Mapping[str, Any], make: Callable[[Path], None]) -
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
                 _make(folder, make)
-    except PermissionError as error:
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise UserError(f"the model cache {root} cannot be written ({error}): set the environment variable RLEXP_CACHE to a folder of yours") from error
     return folder
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    for left_over in folder.parent.glob(f"{folder.name}.*/"):  # of one that was killed; the lock is held
+        shutil.rmtree(left_over, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         make(work)
