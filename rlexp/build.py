@@ -86,6 +86,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     correction = config.correction
     if (mode := correction_mode(config)) != "none":
         algorithm.use_correction(Correction(mode, correction.clip_min, correction.clip_max, correction.normalize))
+    algorithm.seed = config.run.seed
     algorithm.reward_weights = {key: term.weight for key, term in config.reward.terms.items()}
     return algorithm
 
@@ -212,6 +213,7 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     source = registry.ROLLOUTS.load(config.rollout.name)(
         config.rollout, order=order, player=player, sampling=sampling, num_generations=config.algorithm.num_generations
     )
+    source.greedy_baseline = algorithm.greedy_baseline
     dropout = not config.model.disable_dropout or getattr(config.peft, "dropout", 0.0) > 0
     parts = Parts(
         source=source,

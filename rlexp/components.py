@@ -38,10 +38,23 @@ def register_all() -> None:
     registry.GENERATORS.register("transformers", generation.TransformersGenerationConfig, "rlexp.generation.transformers_generate:TransformersGenerator")
     registry.ROLLOUTS.register("sync", generation.SyncRolloutConfig, "rlexp.rollout.sync:SyncSource")
 
+    _register_objectives()
+
+    registry.OPTIMIZERS.register("adamw", training.AdamWConfig, "rlexp.training.optimizer:adamw")
+    registry.OPTIMIZERS.register("sgd", training.SGDConfig, "rlexp.training.optimizer:sgd")
+    registry.TRACKERS.register("wandb", training.WandbTrackerConfig, "rlexp.tracking.wandb:WandbTracker")
+    registry.TRACKERS.register("tensorboard", training.TensorboardTrackerConfig, "rlexp.tracking.tensorboard:TensorboardTracker")
+    registry.STRATEGIES.register("single", training.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
+    registry.STRATEGIES.register("ddp", training.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")
+
+
+def _register_objectives() -> None:
+    """Algorithms and losses."""
     registry.ALGORITHMS.register("grpo", algorithm.GRPOConfig, "rlexp.algorithms.grpo:GRPO")
     registry.ALGORITHMS.register("rloo", algorithms.RLOOConfig, "rlexp.algorithms.rloo:RLOO")
     registry.ALGORITHMS.register("reinforce", algorithms.ReinforceConfig, "rlexp.algorithms.reinforce:Reinforce")
     registry.ALGORITHMS.register("reinforce_pp", algorithms.ReinforcePPConfig, "rlexp.algorithms.reinforce_pp:ReinforcePP")
+    registry.ALGORITHMS.register("remax", algorithms.ReMaxConfig, "rlexp.algorithms.remax:ReMax")
     registry.ALGORITHMS.register("opo", algorithms.OPOConfig, "rlexp.algorithms.opo:OPO")
     registry.ALGORITHMS.register("maxrl", algorithms.MaxRLConfig, "rlexp.algorithms.maxrl:MaxRL")
     registry.ALGORITHMS.register("grpo_passk", algorithms.GRPOPassKConfig, "rlexp.algorithms.grpo_passk:GRPOPassK")
@@ -56,13 +69,8 @@ def register_all() -> None:
         ("vespo", losses.VESPOLossConfig),
         ("gmpo", losses.GMPOLossConfig),
         ("dppo", losses.DPPOLossConfig),
+        ("clip_cov", losses.ClipCovLossConfig),
+        ("kl_cov", losses.KLCovLossConfig),
         ("rloo", algorithms.RLOOLossConfig),
     ):
         registry.LOSSES.register(name, config, f"rlexp.losses.{name}:{name}")
-
-    registry.OPTIMIZERS.register("adamw", training.AdamWConfig, "rlexp.training.optimizer:adamw")
-    registry.OPTIMIZERS.register("sgd", training.SGDConfig, "rlexp.training.optimizer:sgd")
-    registry.TRACKERS.register("wandb", training.WandbTrackerConfig, "rlexp.tracking.wandb:WandbTracker")
-    registry.TRACKERS.register("tensorboard", training.TensorboardTrackerConfig, "rlexp.tracking.tensorboard:TensorboardTracker")
-    registry.STRATEGIES.register("single", training.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
-    registry.STRATEGIES.register("ddp", training.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")

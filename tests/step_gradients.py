@@ -44,7 +44,7 @@ def gradients(
     work = begin(batch, algo.samples(batch), algo, Budget(steps, tokens, 16, collectives.rank, collectives.world))
     score(work.plan.steps, work.terms, {"policy": trainable}, algo.needs.before | ({"old"} if moved else set()), collectives, moved=False)
     algo.advantages(batch, work.samples, work.terms)
-    algo.masks(work.terms)
+    algo.masks(batch, work.terms)
     with torch.no_grad():
         for index, parameter in enumerate(parameters):
             parameter.add_(moved * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + index), dtype=parameter.dtype))

@@ -34,7 +34,11 @@ class Algorithm:
     companion_moves: Mapping[str, tuple[float, int]] = MappingProxyType({})
     """by companion: the share of the network it takes over, and after how many steps each; absent is frozen"""
     needs = Needs()
+    greedy_baseline = False
+    """whether the rollout source also plays each task greedily, for Group.baseline"""
     mask_truncated = False
+    seed = 0
+    """of the run, for draws of its own; set when the run is built"""
     needs_every_group = False
     """whether idle groups are forwarded too, because entropies of all tokens count"""
     reward_weights: Mapping[str, float] = MappingProxyType({})
@@ -74,7 +78,7 @@ class Algorithm:
         """Fill `advantage` of each rollout and `terms.advantage_L`. Scored columns are in `terms.columns`."""
         raise NotImplementedError
 
-    def masks(self, terms: Terms) -> None:
+    def masks(self, batch: GenerationBatch, terms: Terms) -> None:
         """Fill `terms.extra` with masks and scales that need the scored columns of whole steps (`terms.step_L`); called after advantages."""
 
     def use_correction(self, correction: Correction) -> None:

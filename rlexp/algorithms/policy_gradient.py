@@ -12,10 +12,13 @@ import torch
 from rlexp.algorithms.base import Algorithm, Objective, group_numbers, spread
 from rlexp.batching.terms import Terms
 from rlexp.config.algorithm import LossConfig, PolicyGradientConfig
+from rlexp.config.losses import CovarianceLossConfig
 from rlexp.losses.correction import Correction
+from rlexp.losses.covariance import chosen_terms, covariances
 from rlexp.losses.entropy import high_entropy, mean_scale
 from rlexp.losses.kl import KLController, estimate
 from rlexp.losses.objective import PolicyObjective
+from rlexp.records.keys import generator
 from rlexp.records.rollout import GenerationBatch, Group, Rollout
 from rlexp.records.sample import Needs, Sample
 
@@ -37,7 +40,7 @@ class PolicyGradient(Algorithm):
         self._objective = PolicyObjective(loss, loss_config, beta=in_loss, kl_estimator=config.kl_estimator, use_bias_correction_kl=bias_correction)
         if config.sync_ref_model:
             self.companion_moves = {"reference": (config.ref_model_mixup_alpha, config.ref_model_sync_steps)}
-        self.needs_every_group = self._objective.uses_entropy
+        self.needs_every_group = self._objective.needs_every_term
         self._find_needs()
 
     def _find_needs(self) -> None:
@@ -80,12 +83,15 @@ class PolicyGradient(Algorithm):
         terms.advantage_L = spread(terms, values)
 
     def clipped_rewards(self, batch: GenerationBatch) -> np.ndarray:
-        """The total rewards, clipped to reward_clip_range, float64 [R]; NaN where nothing scored the rollout."""
-        rewards = np.array([rollout.reward for rollout in batch.rollouts], dtype=np.float64)
-        if self.config.reward_clip_range is not None:
-            lowest, highest = self.config.reward_clip_range
-            rewards = rewards.clip(lowest, highest)
-        return rewards
+        """The total rewards, clipped, float64 [R]; NaN where nothing scored the rollout."""
+        return self.clipped(np.array([rollout.reward for rollout in batch.rollouts], dtype=np.float64))
+
+    def clipped(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards within reward_clip_range; NaN stays."""
+        if self.config.reward_clip_range is None:
+            return rewards
+        lowest, highest = self.config.reward_clip_range
+        return rewards.clip(lowest, highest)
 
     def finished(self, values: np.ndarray) -> np.ndarray:
         """Advantages with 0 for what has none, clipped to advantage_clip."""
@@ -107,8 +113,13 @@ class PolicyGradient(Algorithm):
         self.kl_coef.update(total / count if count else np.nan)
         return beta * kl_L
 
-    def masks(self, terms: Terms) -> None:
-        """Which terms the policy term and the entropy bonus keep, and the scale that makes the bonus a mean over them."""
+    def masks(self, batch: GenerationBatch, terms: Terms) -> None:
+        """Which terms the policy term and the entropy bonus keep, the scale that makes the bonus a mean over them, and those chosen by covariance."""
+        if isinstance(self.loss_config, CovarianceLossConfig):
+            cov_L = covariances(terms.columns["old"], terms.advantage_L, terms.active_L, terms.step_L)
+            draw_L = generator(self.seed, "covariance", batch.step_hint).random(terms.count)
+            chosen_L = chosen_terms(self.loss_config, cov_L, terms.active_L, terms.step_L, draw_L)
+            terms.extra["cov_chosen"] = chosen_L.astype(np.float64)
         if not self._objective.uses_entropy:
             return
         keep_L, top = terms.active_L, self.loss_config.top_entropy_quantile

@@ -69,11 +69,13 @@ class LossConfig:
     reduction: how a term is scaled (rlexp.losses.reduction): tokens 1/N, rollout_mean 1/(B |o_i|), rollout_constant
     1/(B L_max), rollouts 1/B, micro_batch 1/(tokens of the micro-batch). level: the ratio level the loss is defined for; "" is any.
     takes_correction: the loss reads the weight of group correction itself (LossInputs.weight_L) instead of being multiplied by it.
-    ratio_to_sampler: its ratio is to the sampler's probability, so a correction would count that twice.
+    ratio_to_sampler: its ratio is to the sampler's probability, so a correction would count that twice. choice: how
+    terms are chosen by covariance (CovarianceLossConfig), "" for losses that choose none.
     """
 
     takes_correction: ClassVar[bool] = False
     ratio_to_sampler: ClassVar[bool] = False
+    choice: ClassVar[str] = ""
     reduction: ClassVar[str] = "tokens"
     level: ClassVar[str] = ""
     name: str = option(REQUIRED, "The loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
@@ -76,3 +77,44 @@ class DPPOLossConfig(LossConfig):
         0.15, "Largest fall of a token's probability (total variation) with negative advantage, and largest rise when delta_high is null", gt=0, le=1
     )
     delta_high: Optional[float] = option(None, "Largest rise of a token's probability with positive advantage; null: delta_low", gt=0, le=1)
+
+
+@dataclass
+class CovarianceLossConfig(LossConfig):
+    """What the losses that treat tokens of high covariance apart share (arXiv 2505.22617).
+
+    choice: how they are chosen, random among those within the bounds, or those with the top covariance.
+    """
+
+    reduction: ClassVar[str] = "tokens"
+    choice: ClassVar[str] = "random"
+    cov_share: float = option(2e-4, "Share of a step's tokens that are treated apart, at least one", gt=0, le=1)
+
+    @property
+    def cov_bounds(self) -> tuple[float, float]:
+        """Covariances that are eligible."""
+        return -math.inf, math.inf
+
+
+@dataclass
+class ClipCovLossConfig(CovarianceLossConfig):
+    """A few random tokens of high covariance between log-prob and advantage get no gradient (Clip-Cov, arXiv 2505.22617)."""
+
+    name: str = "clip_cov"
+    cov_low: float = option(1.0, "A token is eligible above this covariance")
+    cov_high: float = option(5.0, "and below this one")
+
+    @property
+    def cov_bounds(self) -> tuple[float, float]:
+        """Covariances that are eligible."""
+        return self.cov_low, self.cov_high
+
+
+@dataclass
+class KLCovLossConfig(CovarianceLossConfig):
+    """The tokens of highest covariance between log-prob and advantage are held near the old policy (KL-Cov, arXiv 2505.22617)."""
+
+    choice: ClassVar[str] = "top"
+    name: str = "kl_cov"
+    cov_share: float = option(2e-3, "Share of a step's tokens that are treated apart, at least one", gt=0, le=1)
+    cov_kl_coef: float = option(1.0, "Weight of their KL to the old policy", ge=0)

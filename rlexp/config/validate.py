@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import algorithm, algorithms, derived, reward
+from rlexp.config import algorithm, algorithms, derived, generation, reward
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -97,6 +97,12 @@ def _loss(config: RunConfig) -> Iterator[str]:
         yield f"loss.delta={delta:g} must exceed 1 + loss.epsilon = {1 + epsilon:g}: it bounds the ratio above the clipped range"
 
 
+def _covariance(config: RunConfig) -> Iterator[str]:
+    low, high = getattr(config.loss, "cov_low", None), getattr(config.loss, "cov_high", None)
+    if low is not None and high is not None and low >= high:
+        yield f"loss.cov_low={low:g} must be below loss.cov_high={high:g}: no token is between them"
+
+
 def _entropy(config: RunConfig) -> Iterator[str]:
     loss = config.loss
     if loss.entropy_coef_min > loss.entropy_coef_max:
@@ -135,6 +141,8 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
         ):
             if given:
                 yield f"algorithm.{key} acts on the total reward, which algorithm.multi_objective_aggregation=normalize_then_sum does not form: leave it out"
+    if isinstance(config.algorithm, algorithms.ReMaxConfig) and not isinstance(config.rollout, generation.SyncRolloutConfig):
+        yield f"algorithm=remax needs greedy rollouts, which rollout={config.rollout.name} does not play: set rollout=sync"
     sets = config.algorithm.k if isinstance(config.algorithm, algorithms.GRPOPassKConfig) else 0
     if sets > config.algorithm.num_generations:
         yield f"algorithm.k={sets} is larger than algorithm.num_generations={config.algorithm.num_generations}: there would be no set of so many rollouts"
@@ -159,7 +167,7 @@ def _refill(config: RunConfig) -> Iterator[str]:
         return
     if settings.num_generations < 2:
         yield "rollout.refill=true needs algorithm.num_generations >= 2: a group of one has no rewards that could differ"
-    whole_batch = isinstance(settings, (algorithms.ReinforceConfig, algorithms.ReinforcePPConfig))
+    whole_batch = isinstance(settings, (algorithms.ReinforceConfig, algorithms.ReinforcePPConfig, algorithms.ReMaxConfig))
     if whole_batch or getattr(settings, "multi_objective_aggregation", "") == "normalize_then_sum":
         yield f"rollout.refill=true would drop groups that algorithm={settings.name} learns from, which compares more than totals within a group: leave it out"
 
@@ -219,6 +227,7 @@ RULES: tuple[Rule, ...] = (
     _batch,
     _lengths,
     _loss,
+    _covariance,
     _entropy,
     _correction,
     _algorithm,

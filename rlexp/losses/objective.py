@@ -57,13 +57,18 @@ class PolicyObjective:
     @property
     def before(self) -> frozenset[str]:
         """Columns to be scored before the first step."""
-        wanted = {"reference": bool(self.beta), "old": self.correction is not None, "entropy": self.config.top_entropy_quantile < 1}
+        wanted = {"reference": bool(self.beta), "old": self.correction is not None or bool(self.config.choice), "entropy": self.config.top_entropy_quantile < 1}
         return frozenset(name for name, needed in wanted.items() if needed)
 
     @property
     def uses_entropy(self) -> bool:
         """Whether entropies enter the loss; inputs.extra then holds entropy_keep and entropy_scale."""
         return self.entropy.active or self.config.top_entropy_quantile < 1
+
+    @property
+    def needs_every_term(self) -> bool:
+        """Whether the terms of groups without signal have a part in it: in an entropy, a threshold or a mean over the step."""
+        return self.uses_entropy or bool(self.config.choice)
 
     @property
     def per_rollout(self) -> bool:

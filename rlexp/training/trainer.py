@@ -128,7 +128,7 @@ class Trainer:
             score(work.plan.steps, work.terms, parts.trainables, needs.before, parts.collectives, moved=False)
         with self._fault("advantages"):
             parts.algorithm.advantages(batch, samples, work.terms)
-            parts.algorithm.masks(work.terms)
+            parts.algorithm.masks(batch, work.terms)
         self.watch.add("score", since)
         work.metrics = {**batch_metrics(batch), **missing}
         if dropped:

@@ -102,3 +102,28 @@ def test_a_run_with_everything_on_and_its_continuation(cli):
     ratios = np.array([[line[f"sampling/importance_sampling_ratio/{part}"] for part in ("min", "mean", "max")] for line in found])
     assert np.allclose(ratios, 1.0, atol=1e-4), "the native sampler has the trainer's probabilities"
     assert "sequence_mask, weights from none to 3" in done.out + done.err
+
+
+LOGGED = {
+    "cispo": "cispo_clip_ratio",
+    "sapo": "entropy",
+    "luspo": "clip_ratio/region_mean",
+    "gspo": "clip_ratio/region_mean",
+    "vespo": "vespo/phi_seq_mean",
+    "gmpo": "clip_ratio/region_mean",
+    "dppo": "clip_ratio/region_mean",
+    "clip_cov": "entropy",
+    "kl_cov": "entropy",
+}
+
+
+@pytest.mark.rows("GRPO-027", "GRPO-239", "GRPO-240", "GRPO-241")
+@pytest.mark.parametrize(("loss", "metric"), LOGGED.items())
+def test_every_loss_trains(cli, loss, metric):
+    """Two passes over two steps, with a reference: the ratio is not 1 and the KL is corrected by it."""
+    more = [] if loss in ("dppo", "gmpo") else ["correction=token_truncate"]
+    done = cli.train(f"loss={loss}", "algorithm.num_iterations=2", "algorithm.beta=0.01", "trainer.max_steps=4", "checkpoint=none", "evaluation=none", *more)
+    assert done.code == 0, done.err
+    found = lines(cli)
+    assert len(found) == 4 and all(line["grad_norm"] > 0 and metric in line for line in found)
+    assert any(name.startswith("clip_ratio/") for name in found[0]) == metric.startswith("clip_ratio/")

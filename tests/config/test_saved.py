@@ -64,7 +64,7 @@ def test_an_older_file_without_a_key_gets_its_default(quick_run, tmp_path):
         (lambda data: data.update(extra={}), "extra: unknown key"),
         (lambda data: data["run"].update(seed="many"), "run.seed='many' has the wrong type: it must be a whole number"),
         (lambda data: data.update(schema_version=99), "has schema_version 99, but this rlexp knows 1"),
-        (lambda data: data.pop("loss"), "loss: choose one of bnpo, cispo, dapo, "),
+        (lambda data: data.pop("loss"), "loss: choose one of bnpo, cispo, "),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_path(quick_run, tmp_path, edit, message):
