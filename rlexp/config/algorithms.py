@@ -75,3 +75,11 @@ class GRPOPassKConfig(PolicyGradientConfig):
     k: int = option(2, "Rollouts in a set, one of which must be right; at most num_generations (the paper: 8 of 16 or 32)", ge=1)
     correct_reward: float = option(1.0, "Smallest total reward of a right rollout")
     kl_in: str = option("loss", "Where the KL goes: a term of the loss (right and wrong know no KL)", choices=("loss",))
+
+
+@dataclass
+class ReMaxConfig(PolicyGradientConfig):
+    """ReMax (arXiv 2310.10505): the baseline is the reward of a greedy rollout of the same task."""
+
+    name: str = "remax"
+    num_generations: int = option(8, "Sampled rollouts per task (G); 1 is enough (the paper's), the greedy one comes on top", ge=1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy (evaluation only)."""
+    """How tokens are drawn. temperature 0 is greedy (never for rollouts that are trained on)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -20,6 +20,11 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     extra: tuple[tuple[str, object], ...] = ()
     """Further arguments of the backend (generation.generation_kwargs), sorted by name."""
+
+    @property
+    def greedy(self) -> Sampling:
+        """The same with the most probable token each time."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=None)
 
     @property
     def truncated(self) -> bool:

@@ -62,6 +62,8 @@ class Group:
 
     key: tuple
     rollouts: list[Rollout]
+    baseline: float = float("nan")
+    """reward of the greedy rollout from the same start, for an algorithm that asks for it (Algorithm.greedy_baseline)"""
 
     @property
     def flat(self) -> bool:

@@ -47,8 +47,7 @@ class Evaluator:
 
     def run(self, state: TrainerState) -> tuple[dict[str, float], GenerationBatch]:
         """Metrics and the greedy rollouts. The same tasks, in the same order, each time."""
-        sampling = replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=None)
-        greedy = self.player.play(self.tasks, num_generations=1, sampling=sampling, purpose="eval", state=state)
+        greedy = self.player.play(self.tasks, num_generations=1, sampling=self.sampling.greedy, purpose="eval", state=state)
         metrics = batch_metrics(greedy)
         metrics.pop("frac_reward_zero_std", None)
         metrics["accuracy"] = float(np.mean([self._correct(rollout.rewards) for rollout in greedy.rollouts]))

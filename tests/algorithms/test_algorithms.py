@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from batches import batch_of, rollout
 from loss_batches import loss_config
@@ -64,6 +65,31 @@ def test_advantages(name, options, expected):
     assert clipped == pytest.approx([max(-0.3, min(0.3, value)) for value in expected], abs=1e-9)
     never = name == "reinforce"
     assert len(terms.rollout_L) == (12 if never else 10), "the second group is left out where its advantages are 0 whatever the others do"
+
+
+def test_remax_by_hand():
+    groups = batch()
+    groups.groups[0].baseline, groups.groups[1].baseline = 0.5, 1.0
+    terms, found = filled(made("remax"), groups)
+    assert found == [0.5, -0.5, -0.5, 0.0, 0.0] and set(terms.rollout_L.tolist()) == {0, 1, 2}, "the second group has the greedy reward throughout"
+    groups.groups[1].baseline = 0.25
+    terms, found = filled(made("remax", reward_clip_range=[0.0, 0.6]), groups)
+    assert found == pytest.approx([0.1, -0.5, -0.5, 0.35, 0.35]) and set(terms.rollout_L.tolist()) == {0, 1, 2, 3, 4}, "equal rewards carry a signal"
+    groups.groups[0].baseline = math.nan
+    assert filled(made("remax"), groups)[1] == [0.0] * 3 + [0.75] * 2, "an unscored greedy rollout is no baseline"
+
+
+def test_remax_plays_each_task_greedily_too(programs: Programs, tmp_path):
+    """The reward is the share of one letter; the greedy rollouts of a task are the same, so its advantages are rewards less one number."""
+    cli = Cli(programs, tmp_path)
+    done = cli.train("algorithm=remax", "algorithm.num_generations=2", "trainer.max_steps=1", "trainer.steps_per_batch=1")
+    assert done.code == 0, done.err[-2000:]
+    (line,) = [line for line in metrics(cli.run) if line["split"] == "train"]
+    table = pq.read_table(cli.run / "rollouts" / "step_000001.parquet").to_pydict()
+    baselines = [reward - advantage for reward, advantage in zip(table["reward"], table["advantage"], strict=True)]
+    assert len(baselines) == 4 and baselines[0] == pytest.approx(baselines[1]) and baselines[2] == pytest.approx(baselines[3])
+    assert line["reward_greedy"] == pytest.approx((baselines[0] + baselines[2]) / 2)
+    assert line["num_tokens"] > sum(map(len, table["completion"])), "greedy tokens count"
 
 
 def test_reinforce_pp_by_hand():
