@@ -10,6 +10,11 @@ import numpy as np
 from rlexp.config.algorithm import LossConfig
 
 
+TIE = 1e-5
+"""Entropies (in nats) this close to the threshold count as at it. Tokens with the same context have one entropy on paper and differ in the
+last bits by the row they are forwarded in; without this, which of them is kept would depend on how a step is split."""
+
+
 class EntropyController:
     """The coefficient of the entropy bonus; with use_adaptive_entropy it follows the entropy (Skywork-OR1, arXiv 2505.22312, section 4).
 
@@ -55,13 +60,13 @@ class EntropyController:
 def high_entropy(entropy_L: np.ndarray, active_L: np.ndarray, step_L: np.ndarray, top: float) -> np.ndarray:
     """Which terms are in the top share by entropy among the active terms of their step, bool [L] ("80/20", arXiv 2506.01939).
 
-    The threshold is the linear quantile at 1 - top, one for each step over all its terms on all ranks; terms at it are kept.
+    The threshold is the linear quantile at 1 - top, one for each step over all its terms on all ranks; terms at it (within TIE) are kept.
     entropy_L: as scored before the first step. A term whose entropy is not a number is kept, so that the loss shows it.
     """
     keep_L = active_L.copy()
     for step in np.unique(step_L[active_L]):
         mine_L = active_L & (step_L == step)
-        keep_L[mine_L] = ~(entropy_L[mine_L] < np.quantile(entropy_L[mine_L], 1.0 - top))
+        keep_L[mine_L] = ~(entropy_L[mine_L] < np.quantile(entropy_L[mine_L], 1.0 - top) - TIE)
     return keep_L
 
 

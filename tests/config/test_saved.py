@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -40,7 +42,7 @@ def test_a_number_in_scientific_notation_is_a_number(quick_run, tmp_path, form):
 def test_a_hand_written_file_may_use_it_too(quick_run, tmp_path):
     save_config(quick_run(), tmp_path / "config.yaml")
     text = (tmp_path / "config.yaml").read_text()
-    edited = text.replace("learning_rate: 0.0005", "learning_rate: 3e-7").replace("generation_kwargs: null", "generation_kwargs: {length_penalty: 1e-1}")
+    edited = re.sub(r"learning_rate: [\d.]+", "learning_rate: 3e-7", text).replace("generation_kwargs: null", "generation_kwargs: {length_penalty: 1e-1}")
     assert edited != text
     (tmp_path / "config.yaml").write_text(edited)
     config = load_config(tmp_path / "config.yaml")

@@ -33,6 +33,13 @@ def test_no_active_term_keeps_none_and_each_step_has_its_own_threshold():
     assert mean_scale(np.array([True, True, False, False]), np.array([0, 0, 0, 1])).tolist() == [0.5, 0.5, 0.5, 1.0]
 
 
+def test_equal_entropies_stay_together_whatever_their_last_bits():
+    """The threshold falls between two of three entropies that are one on paper."""
+    values = np.array([0.1, 0.5, 0.5 + 1e-7, 0.5 - 1e-7, 0.9])
+    for order in ([0, 1, 2, 3, 4], [0, 3, 1, 2, 4]):
+        assert high_entropy(values[order], np.ones(5, bool), np.zeros(5, np.int64), 0.4).sum() == 4
+
+
 def test_an_entropy_that_is_not_a_number_is_kept_so_that_the_loss_shows_it():
     assert high_entropy(np.array([0.5, math.nan]), np.ones(2, bool), np.zeros(2, np.int64), 0.5).all()
 

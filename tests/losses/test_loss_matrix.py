@@ -113,7 +113,7 @@ def rule_against(name: str, level: str, correction: Correction | None) -> str:
     "GRPO-010", "GRPO-026", "GRPO-051", "GRPO-052", "GRPO-053", "GRPO-054", "GRPO-055", "GRPO-056", "GRPO-057", "GRPO-058", "GRPO-059", "GRPO-063"
 )
 @pytest.mark.rows("GRPO-064", "GRPO-067", "GRPO-068", "GRPO-076", "GRPO-263")
-def test_every_loss_ratio_correction_and_mask(capsys):
+def test_every_loss_ratio_correction_and_mask(record_property):
     """The whole product: what validation allows equals the literal reading, the rest is refused by a named rule."""
     allowed = refused = 0
     product = list(itertools.product(LOSS_NAMES, LEVELS, CORRECTIONS, MASKS))
@@ -127,5 +127,4 @@ def test_every_loss_ratio_correction_and_mask(capsys):
         compare(name, level, seed, beta, seed % 4 == 1, PARTS if seed % 5 == 0 else [list(range(6))], mask, correction)
         allowed += 1
     assert allowed + refused == len(product)
-    with capsys.disabled():
-        print(f"\nmatrix: {allowed} allowed, {refused} refused (each by a named rule), {allowed + refused} = product")
+    record_property("matrix", f"{allowed} allowed, {refused} refused (each by a named rule), {allowed + refused} = product")

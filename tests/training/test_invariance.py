@@ -81,26 +81,28 @@ def test_shared_sampled_tokens_with_opposite_advantages_keep_both_terms() -> Non
     assert torch.allclose(packed, apart, atol=1e-9) and packed.abs().max() > 1e-4
 
 
-def _two_processes(rank: int, port: int, name: str, beta: float, path: str) -> None:
+def _two_processes(rank: int, port: int, name: str, beta: float, overrides: dict[str, object], path: str) -> None:
     import os
 
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     strategy = DDPStrategy(DDPStrategyConfig(timeout=60))
-    found = [gradients(algorithm(name, beta), random_batch(1), tokens=tokens, strategy=strategy, moved=0.02) for tokens in (10_000, 25)]
+    found = [gradients(algorithm(name, beta, **overrides), random_batch(1), tokens=tokens, strategy=strategy, moved=0.02) for tokens in (10_000, 25)]
     if rank == 0:
         torch.save(found, path)
     strategy.collectives.barrier()
     strategy.close()
 
 
-@pytest.mark.parametrize(("name", "beta"), [("dapo", 0.1), ("grpo", 0.0)])
-def test_two_processes_give_the_gradient_of_one(name: str, beta: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "beta", "overrides"), [("dapo", 0.1, {}), ("grpo", 0.0, {}), ("cispo", 0.1, {"top_entropy_quantile": 0.4, "entropy_coef": 0.2})]
+)
+def test_two_processes_give_the_gradient_of_one(name: str, beta: float, overrides: dict[str, object], tmp_path: Path) -> None:
     from rlexp.launch.ranks import free_port
 
-    (whole,), (metrics,) = gradients(algorithm(name, beta), random_batch(1), moved=0.02)
+    (whole,), (metrics,) = gradients(algorithm(name, beta, **overrides), random_batch(1), moved=0.02)
     path = tmp_path / "found.pt"
-    multiprocessing.spawn(_two_processes, args=(free_port(), name, beta, str(path)), nprocs=2, join=True)
+    multiprocessing.spawn(_two_processes, args=(free_port(), name, beta, overrides, str(path)), nprocs=2, join=True)
     for made, found in torch.load(path, weights_only=False):
         assert torch.allclose(made[0], whole, atol=1e-9, rtol=0)
         assert found[0]["loss"] == pytest.approx(metrics["loss"], abs=1e-9) and found[0]["entropy"] == pytest.approx(metrics["entropy"], abs=1e-9)
