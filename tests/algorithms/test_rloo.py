@@ -22,6 +22,7 @@ from rlexp.batching.terms import flatten
 from rlexp.config.algorithms import RLOOConfig, RLOOLossConfig
 from rlexp.losses.objective import PolicyObjective
 from rlexp.losses.rloo import rloo
+from rlexp.records.turn import Turn
 
 NAN = math.nan
 
@@ -162,6 +163,18 @@ def test_rows_do_not_change_the_gradient():
     for tokens in (12, 25):
         (split,), _ = gradients(algorithm(**options), random_batch(1), tokens=tokens, moved=0.02)
         assert torch.allclose(split, whole, atol=1e-9, rtol=0)
+
+
+def test_the_parts_of_a_forked_rollout_share_a_row():
+    """Its second turn begins with other tokens than those held so far; the ratio is a product over both parts."""
+    forked = rollout([5, 6], [20, 21], 1.0, 0, 0)
+    forked.turns.append(Turn(np.array([7, 8]), np.array([22]), np.full(1, -1.0, np.float32), "eos"))
+    groups = rollouts_of([[forked, rollout([5, 6], [23], 0.0, 0, 1)]])
+    algo = algorithm(beta=0)
+    assert [(sample.rollout, sample.keep_together) for sample in algo.samples(groups)] == [(0, 0), (0, 0), (1, None)]
+    (whole,), _ = gradients(algo, groups, moved=0.02)
+    (split,), _ = gradients(algo, groups, tokens=6, moved=0.02)
+    assert torch.allclose(split, whole, atol=1e-9, rtol=0) and whole.abs().max() > 1e-4
 
 
 @pytest.mark.rows("RLOO-001", "RLOO-012", "RLOO-023", "RLOO-024", "RLOO-035", "RLOO-076")
