@@ -9,7 +9,6 @@ import numpy as np
 
 from rlexp.config.algorithm import LossConfig
 
-
 TIE = 1e-5
 """Entropies (in nats) this close to the threshold count as at it. Tokens with the same context have one entropy on paper and differ in the
 last bits by the row they are forwarded in; without this, which of them is kept would depend on how a step is split."""

@@ -10,7 +10,7 @@ from typing import Any
 import loss_literal as literal
 import pytest
 import torch
-from loss_batches import CASES, FIXED, LEVELS, LOSS_NAMES, Batch, loss_config, objective, own_options, random_batch, step
+from loss_batches import CASES, FIXED, LEVELS, LOSS_NAMES, Batch, loss_config, micro_batches, objective, own_options, random_batch, step
 from run_configs import default_with
 
 from rlexp.config.correction import CorrectionConfig
@@ -128,3 +128,19 @@ def test_every_loss_ratio_correction_and_mask(record_property):
         allowed += 1
     assert allowed + refused == len(product)
     record_property("matrix", f"{allowed} allowed, {refused} refused (each by a named rule), {allowed + refused} = product")
+
+
+SMOOTH = [(name, level) for name, level in CASES if name in ("sapo", "luspo", "gmpo", "dppo") and level != "sequence_token"]
+
+
+@pytest.mark.parametrize(("name", "level"), SMOOTH)
+def test_gradients_are_those_of_the_value(name, level):
+    """Numerically, for the losses without a stop-gradient factor; those with one are compared with the literal reading above."""
+    batch = random_batch(3)
+    weights = None if name == "dppo" else Correction("token_truncate", None, 1.2)
+    run = objective(name, beta=0.2, correction=weights, **own_options(name, importance_sampling_level=level))
+
+    def loss(logp: torch.Tensor) -> torch.Tensor:
+        return run(micro_batches(batch, run.config.reduction, logp, [list(range(6))])[0]).loss
+
+    assert torch.autograd.gradcheck(loss, batch.logp.clone().requires_grad_(), eps=1e-7, atol=1e-7)
