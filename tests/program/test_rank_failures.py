@@ -9,36 +9,29 @@ from run_folders import metrics, status, train_steps
 from small_runs import Cli
 
 REWARD = """
-import os, signal
+import os
 
 def score(completions, trainer_state, log_metric):
     if os.environ.get("RANK") == "1":
         log_metric("heard", 1.0)
-        step, _, what = os.environ.get("STRIKE", "").partition(":")
-        if step == str(trainer_state.global_step) and trainer_state.training:
-            if what == "raise": raise ValueError("bad luck")
-            if what == "kill": os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("UNLUCKY") == str(trainer_state.global_step):
+            raise ValueError("bad luck")
     return [float(len(set(text[-1]["content"]))) for text in completions]
 """
-STRIKES = {
-    "1:raise": "rank 1: reward 'custom' raised ValueError: bad luck",
-    "2:kill": "rank 1 was killed by SIGKILL (out of memory?)",
-}
 
 
 @pytest.mark.rows("GRPO-122")
 @pytest.mark.cases("S52")
-def test_one_of_two_processes_fails(cli: Cli) -> None:
-    """Two lives end in two ways, the third finishes. Only one process logs a metric."""
+def test_one_of_two_processes_raises(cli: Cli) -> None:
+    """A killed one: tests/launch/test_start.py. Only one process logs a metric, here in a run that goes on."""
     options = [*cli.rewards(REWARD), "trainer.steps_per_batch=1", "evaluation=none", "trainer.max_steps=3"]
     two = ["strategy=ddp", "strategy.timeout=60", "cluster.processes_per_node=2"]
-    for strike, reason in STRIKES.items():
-        began = time.monotonic()
-        done = cli.train(*options, *two, env={"STRIKE": strike})
-        assert done.code == 1 and "Traceback" not in done.err and time.monotonic() - began < 60, done.err
-        told = status(cli.run)
-        assert told["status"] == "failed" and told["reason"].startswith(reason) and done.err.splitlines()[-1] == f"error: {told['reason']}"
-        assert "FutureWarning" not in done.err and not (cli.run / "lock").exists()
+    began = time.monotonic()
+    done = cli.train(*options, *two, env={"UNLUCKY": "1"})
+    assert done.code == 1 and "Traceback" not in done.err and "FutureWarning" not in done.err and time.monotonic() - began < 60, done.err
+    told = status(cli.run)
+    assert told["status"] == "failed" and told["reason"].startswith("rank 1: reward 'custom' raised ValueError: bad luck")
+    assert done.err.splitlines()[-1] == f"error: {told['reason']}" and not (cli.run / "lock").exists()
     done = cli.train(*options, *two)
     assert done.code == 0 and train_steps(cli.run) == [1, 2, 3], done.err
     assert all(line["heard"] == 1.0 for line in metrics(cli.run))
