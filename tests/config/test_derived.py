@@ -175,7 +175,7 @@ def test_sequence_ratio_with_a_token_sum_names_the_loss(quick_run, train_command
         (["optimizer.learning_rate=0"], "optimizer.learning_rate=0 trains nothing"),
         (["rollout.max_turn_length=9"], "rollout.max_turn_length=9 has no effect"),
         (["data.eval_size=0"], "data.eval_size=0 leaves no held-out task"),
-        (["trainer.max_steps=10"], "evaluation.steps=25 is more than the 10 steps of the run"),
+        (["trainer.max_steps=10", "evaluation.steps=25"], "evaluation.steps=25 is more than the 10 steps of the run"),
         (["evaluation=none", "checkpoint.keep_best=3"], "checkpoint.metric and checkpoint.keep_best have no effect without an evaluation"),
         (["strategy=ddp"], "strategy=ddp runs with one process"),
     ],
