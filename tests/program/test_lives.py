@@ -181,7 +181,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB; only root may make one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, text=True, check=False)
+    made = subprocess.run([shutil.which("mount") or "false", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"no file system of its own: {made.stderr.strip()}")
     yield folder
@@ -196,7 +196,9 @@ def fill(disk: Path, leave: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leave", "says"), [(40_000, "no space left on the disk: free some"), (280_000, "no space left on the disk for the checkpoint of step")]
+    ("leave", "says"),
+    [(40_000, "no space left on the disk: free some"), (280_000, "no space left on the disk for the checkpoint of step")],
+    ids=["a_file", "a_checkpoint"],
 )
 def test_a_disk_that_fills_up(leave: int, says: str, disk: Path, whole: Path, programs: Programs, tmp_path: Path) -> None:
     cli = Cli(programs, tmp_path)
