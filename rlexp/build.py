@@ -172,6 +172,9 @@ def build_player(
         raise UserError(
             f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give"
         )
+    vocabulary = min(loaded.module.get_input_embeddings().num_embeddings for loaded in policies.values())
+    if unknown := [token for token in sampling_from(config.generation).stop_ids if token >= vocabulary]:
+        raise UserError(f"generation.stop_ids={unknown} are no tokens of the model, whose ids end with {vocabulary - 1}: no completion would ever end there")
     return Player(
         config.rollout,
         generator=generator,

@@ -64,9 +64,13 @@ def explain(error: BaseException, arguments: argparse.Namespace) -> str:
     return listed(problems) if problems else _hydra_text(error)
 
 
+def _is_sweep() -> bool:
+    return bool({"-m", "--multirun"}.intersection(sys.argv[1:]))
+
+
 def _check_sweep() -> None:
     """Refuse a sweep with a wrong value before its folder is made: Hydra makes it first and composes the jobs then."""
-    problems = _line_problems(get_args_parser().parse_args()) if {"-m", "--multirun"}.intersection(sys.argv[1:]) else []
+    problems = _line_problems(get_args_parser().parse_args()) if _is_sweep() else []
     if problems:
         raise UserError(listed(problems))
 
@@ -86,6 +90,12 @@ def guarded(program: Callable[[], None]) -> int:
             traceback.print_exc()
         text = str(error) if isinstance(error, UserError) else explain(error, get_args_parser().parse_args())
         print(f"error: {text}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if not _is_sweep() or error.filename is None:
+            raise
+        place = f"{error.filename} cannot be written ({error.strerror})"  # by Hydra, which makes the folder itself
+        print(f"error: the sweep's folder: {place}: make that possible, or set RLEXP_OUTPUTS=FOLDER to keep runs elsewhere", file=sys.stderr)
         return 1
     finally:
         if wanted is None:

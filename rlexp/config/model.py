@@ -31,7 +31,7 @@ class TinyModelConfig(ModelConfig):
         0.38, "Greedy accuracy that the supervised warm start leaves (0.3 or more: sums without a carry are right); 0: random weights", ge=0, le=0.95
     )
     warm_start_digits: int = option(2, "Digits of the operands seen in the warm start", ge=1, le=6)
-    init_seed: int = option(0, "Seed of the initial weights and of the warm start", ge=0)
+    init_seed: int = option(1, "Seed of the initial weights and of the warm start", ge=0)
 
 
 @dataclass

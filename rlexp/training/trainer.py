@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,6 +28,8 @@ from rlexp.training.progress import Progress, Stopwatch
 from rlexp.training.score import score
 from rlexp.training.step import Local, StepRunner, finite_terms, recorded_old
 from rlexp.training.work import Work, begin, drop_oversize, restore
+
+log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -232,6 +236,10 @@ class Trainer:
         progress.evaluation.setdefault("start", kept)
         progress.evaluation["end"] = kept
         value = metrics.get(name)
+        if value is not None and math.isnan(value):  # logged by a reward
+            value = None
+        if value is None and self.config.checkpoint.keep_best and progress.step == 0:
+            log.warning("checkpoint.metric=%s is no metric of this evaluation, so no checkpoint can be the best (there are: %s)", name, ", ".join(metrics))
         better = value is not None and (not progress.best or value > progress.best[0][0])
         if better:
             progress.evaluation["best"] = kept
