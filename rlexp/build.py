@@ -156,6 +156,14 @@ def build_rewards(config: RunConfig, data: TaskData) -> RewardRunner:
     return rewards
 
 
+def check_stop_ids(config: RunConfig, module: Any) -> None:
+    """Refuse stop ids that the model does not have: no completion would ever end there."""
+    tokens = int(module.get_input_embeddings().weight.shape[0])
+    unknown = [token for token in sampling_from(config.generation).stop_ids if token >= tokens]
+    if unknown:
+        raise UserError(f"generation.stop_ids={unknown} are no tokens of the model, whose ids go from 0 to {tokens - 1}: leave them out")
+
+
 def build_player(
     config: RunConfig,
     policies: dict[str, LoadedModel],
@@ -172,9 +180,7 @@ def build_player(
         raise UserError(
             f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give"
         )
-    vocabulary = min(loaded.module.get_input_embeddings().num_embeddings for loaded in policies.values())
-    if unknown := [token for token in sampling_from(config.generation).stop_ids if token >= vocabulary]:
-        raise UserError(f"generation.stop_ids={unknown} are no tokens of the model, whose ids end with {vocabulary - 1}: no completion would ever end there")
+    check_stop_ids(config, next(iter(policies.values())).module)
     return Player(
         config.rollout,
         generator=generator,

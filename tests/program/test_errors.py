@@ -23,6 +23,7 @@ def short(completions): return [1.0]
 def one_too_many(completions): return [1.0] * (len(completions) + 1)
 def raises(completions): raise ValueError("no such answer")
 def leaves(completions): sys.exit(3)
+def fine(completions): return [float(len(text[-1]["content"])) for text in completions]
 def needs(completions, solution): return [0.0] * len(completions)
 async def raises_async(completions): raise ValueError("no such answer")
 """
@@ -72,6 +73,7 @@ CONFIG = [
     Mistake("two_ranks", [], ["strategy=single", "WORLD_SIZE", "strategy=ddp"], env={"RANK": "0", "WORLD_SIZE": "2"}),
     Mistake("must", ["run.resume=must"], ["run.resume=must", "no run to continue"]),
     Mistake("outputs", [], ["the run folder", "cannot be written", "RLEXP_OUTPUTS"], env={"RLEXP_OUTPUTS": "tasks.jsonl"}),
+    Mistake("outputs_of_a_sweep", ["run.seed=1,2", "-m"], ["the sweep's folder", "cannot be written", "RLEXP_OUTPUTS"], env={"RLEXP_OUTPUTS": "tasks.jsonl"}),
 ]
 DATA = [
     Mistake("empty", FILES, ["data.path=tasks.jsonl has no rows"], tasks=""),
@@ -93,6 +95,7 @@ MODEL = [
     Mistake("long_prompt", FILES, ["training task", "200 > 64", "data.overlong_prompt=drop"], tasks=lines(*[TASK] * 9, *[{**TASK, "prompt": "1+" * 100}] * 9)),
     Mistake("no_template", ["model=hub", "model.path=plain"], ["no chat template", "model.chat_template=FILE"]),
     Mistake("row", ["trainer.tokens_per_microbatch=9"], ["18 > 9", "trainer.tokens_per_microbatch", "trainer.oversize_samples=drop"]),
+    Mistake("stop_ids", ["generation.stop_ids=[3,99999]"], ["generation.stop_ids=[99999] are no tokens of the model"]),
     Mistake("targets", ["peft=lora", "peft.targets=[nope]"], ["peft.targets: nope fits no layer"]),
     Mistake("template_argument", ["generation.chat_template_kwargs={tokenize: true}"], ["generation.chat_template_kwargs", "tokenize"]),
 ]
@@ -147,6 +150,12 @@ def test_the_corrected_command_finds_its_name_free(user: Cli) -> None:
     (user.folder / "tasks.jsonl").write_text(lines(*[TASK] * 12))
     assert user.train(*FILES, "data.path=task.jsonl", "trainer.max_steps=1").code == 1
     assert user.train(*FILES, "trainer.max_steps=1").code == 0
+
+
+def test_a_metric_that_no_evaluation_has_is_told(user: Cli) -> None:
+    """A reward may log metrics of its own, so that only the first evaluation knows."""
+    done = user.train(*reward("fine"), "checkpoint.metric=acuracy", "trainer.max_steps=1", "run.name=metric")
+    assert done.code == 0 and "warning: checkpoint.metric=acuracy is no metric of this evaluation" in done.err and "accuracy" in done.err, done.err
 
 
 def test_the_environment_alone_is_no_mistake(user: Cli) -> None:
