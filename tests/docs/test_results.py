@@ -77,3 +77,10 @@ def test_only_finished_runs_and_known_claims(results: ModuleType, tmp_path: Path
         results.add(write_run(tmp_path / "failed", status="failed"), wanted())
     with pytest.raises(ValueError, match="a claim is FIGURE >= NUMBER"):
         results.add(write_run(tmp_path / "run"), wanted(claim=["reward > 1"]))
+
+
+def test_the_first_run_in_the_readme_is_the_one_that_is_kept() -> None:
+    evaluation = json.loads((ROOT / "docs" / "data" / "addition" / "summary.json").read_text())["evaluation"]
+    before, after = (f"{evaluation[when]['accuracy']:.3f}" for when in ("start", "end"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"held-out accuracy {before} -> {after}\n" in readme and f"held-out accuracy goes from {before} to {after}" in readme
