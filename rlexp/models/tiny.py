@@ -75,7 +75,8 @@ def make(config: TinyModelConfig, folder: Path) -> None:
     if config.warm_start_accuracy > 0:
         started = time.monotonic()
         log.info(
-            "making the tiny model (once, about a minute): it learns to add, then to forget carries until %.0f%% are right", 100 * config.warm_start_accuracy
+            "making the tiny model (once, about half a minute): it learns to add, then to forget carries until %.0f%% are right",
+            100 * config.warm_start_accuracy,
         )
         torch.set_num_threads(THREADS)
         try:
