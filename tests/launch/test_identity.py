@@ -35,9 +35,9 @@ def test_same_run(key: str, value: object) -> None:
     ("key", "value", "told"),
     [
         ("run__seed", 7, "run.seed: 42 -> 7"),
-        ("optimizer__learning_rate", 0.25, "optimizer.learning_rate: 0.0005 -> 0.25"),
-        ("evaluation__steps", 7, "evaluation.steps: 25 -> 7"),
-        ("checkpoint__steps", 7, "checkpoint.steps: 50 -> 7"),
+        ("optimizer__learning_rate", 0.25, "optimizer.learning_rate: 0.0003 -> 0.25"),
+        ("evaluation__steps", 7, "evaluation.steps: 10 -> 7"),
+        ("checkpoint__steps", 7, "checkpoint.steps: 20 -> 7"),
         ("loss__epsilon_high", 0.28, "loss.epsilon_high: None -> 0.28"),
         ("data__digits", 1, "data.digits: 2 -> 1"),
         ("cluster__processes_per_node", 2, "cluster.processes_per_node: 1 -> 2"),

@@ -93,7 +93,7 @@ def test_what_it_tells(report: Path) -> None:
     ):
         assert title in text
     assert "KL to the reference" not in text  # it was null throughout
-    assert "run.seed=1 trainer.max_steps=80" in text and "optimizer.learning_rate0.00051e-06" in text  # key, value, default
+    assert "run.seed=1 trainer.max_steps=80" in text and "optimizer.learning_rate0.00031e-06" in text  # key, value, default
     assert Page(report).tags.count("tr") >= 20 + 2
 
 
