@@ -70,7 +70,8 @@ def write_gguf(file: Path, module: LlamaForCausalLM) -> None:
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
     writer.add_chat_template(
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     for name, value in module.state_dict().items():
         if name == "lm_head.weight":
