@@ -32,6 +32,7 @@ def register_all() -> None:
     registry.REWARDS.register("accuracy", reward.AccuracyRewardConfig, "rlexp.rewards.accuracy:Accuracy")
     registry.REWARDS.register("think_format", reward.ThinkFormatRewardConfig, "rlexp.rewards.think_format:ThinkFormat")
     registry.REWARDS.register("overlong", reward.OverlongRewardConfig, "rlexp.rewards.overlong:Overlong")
+    registry.REWARDS.register("model", reward.ModelRewardConfig, "rlexp.rewards.model:ModelScore")
     registry.REWARDS.register("custom", reward.CustomRewardConfig, "rlexp.rewards.custom:custom")
 
     registry.GENERATORS.register("native", generation.NativeGenerationConfig, "rlexp.generation.native:NativeGenerator")

@@ -60,6 +60,18 @@ class OverlongRewardConfig(RewardTermConfig):
 
 
 @dataclass
+class ModelRewardConfig(RewardTermConfig):
+    """The score of a trained reward model: a sequence-classification model with one label."""
+
+    name: str = "model"
+    path: str = option(REQUIRED, "Hub id or local folder of the reward model")
+    revision: Optional[str] = option(None, "Branch, tag or commit of the model and its tokenizer")
+    tokenizer: Optional[str] = option(None, "Hub id or folder of its tokenizer; null: the model's own")
+    trust_remote_code: bool = option(False, "Run code that the model repository ships")
+    batch_size: int = option(32, "Completions scored at once", ge=1)
+
+
+@dataclass
 class CustomRewardConfig(RewardTermConfig):
     """A function of yours, by path: my_rewards.py:function or package.module:function."""
 

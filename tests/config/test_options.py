@@ -23,7 +23,13 @@ register_all()
 CONF = registry.conf_dir()
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("hydra", "local"))
 COMPONENT_GROUPS = [group for group in GROUPS if group not in ("experiment", "preset", "debug", "sweep")]
-NEEDED = {"model=hub": ["model.path=x"], "data=files": ["data.path=x"], "data=hub": ["data.path=x"], "reward=custom": ["reward.terms.custom.path=x.py:f"]}
+NEEDED = {
+    "model=hub": ["model.path=x"],
+    "data=files": ["data.path=x"],
+    "data=hub": ["data.path=x"],
+    "reward=custom": ["reward.terms.custom.path=x.py:f"],
+    "reward=model": ["reward.terms.model.path=x"],
+}
 WITHOUT_REGISTRY = {"correction": CorrectionConfig, "evaluation": EvaluationConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
 
 
