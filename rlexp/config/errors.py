@@ -7,6 +7,14 @@ class UserError(ValueError):
     """Something wrong with the configuration, the data or a user's function. The message names the key and the fix."""
 
 
+class PeerError(UserError):
+    """The error of another rank, which ends this one too. rank: that rank."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 def listed(problems: list[str]) -> str:
     """One problem as it is, several as a numbered list."""
     if len(problems) == 1:

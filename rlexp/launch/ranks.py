@@ -131,9 +131,15 @@ def _first_failure(failed: list[Rank], folder: Path) -> Failure:
     return Failure(f"rank {first['rank']}: {first['reason']}", first["traceback"], first["expected"])
 
 
-def write_failure(folder: Path, rank: int, failure: Failure) -> None:
-    """Leave word, from a rank process, why it ends."""
-    note = {"rank": rank, "time": time.time(), "reason": failure.reason, "traceback": failure.traceback, "expected": failure.expected}
+def write_failure(folder: Path, rank: int, failure: Failure, culprit: int | None = None) -> None:
+    """Leave word, from a rank process, why it ends. culprit: the rank that failed, when it was another."""
+    note = {
+        "rank": rank if culprit is None else culprit,
+        "time": time.time(),
+        "reason": failure.reason,
+        "traceback": failure.traceback,
+        "expected": failure.expected,
+    }
     write_json(_error_path(folder, rank), note)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rlexp.config.errors import PeerError
 from rlexp.config.saved import load_config
 from rlexp.launch.failure import failure_of
 from rlexp.launch.folder import RunFolder
@@ -28,7 +29,7 @@ def guarded_rank(folder: RunFolder, rank: int, work: Callable[[], int]) -> int:
         try:
             return work()
         except BaseException as error:  # told to the parent, whatever it is
-            write_failure(folder.ranks_path, rank, failure_of(error))
+            write_failure(folder.ranks_path, rank, failure_of(error), error.rank if isinstance(error, PeerError) else None)
             return 1
 
 

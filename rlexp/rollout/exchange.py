@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from rlexp.config.errors import UserError
+from rlexp.config.errors import PeerError, UserError
 from rlexp.records.rollout import GenerationBatch, Group, Rollout
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class _Failure:
 def on_every_rank(collectives: Exchange, work: Callable[[], T]) -> list[T]:
     """Do the work of this rank and give every rank the results of all, in rank order.
 
-    A rank that raises does not leave the others waiting: all raise, a rank that failed its own exception, the others a UserError
+    A rank that raises does not leave the others waiting: all raise, a rank that failed its own exception, the others a PeerError
     or RuntimeError that names the first failed rank.
     """
     own: Exception | None = None
@@ -58,7 +58,7 @@ def on_every_rank(collectives: Exchange, work: Callable[[], T]) -> list[T]:
         raise own
     for rank, other in enumerate(results):
         if isinstance(other, _Failure):
-            raise UserError(other.message) if other.for_user else RuntimeError(f"rank {rank} failed while it made rollouts:\n{other.trace}")
+            raise PeerError(rank, other.message) if other.for_user else RuntimeError(f"rank {rank} failed while it made rollouts:\n{other.trace}")
     return results
 
 
