@@ -72,7 +72,13 @@ def test_the_first_failure_counts_not_the_complaints_about_it(tmp_path: Path) ->
 
 
 def test_who_fails_because_of_another_rank_names_that_one(tmp_path: Path) -> None:
-    body = "    from rlexp.config.errors import PeerError\n    if rank == 1:\n        time.sleep(0.3)\n        raise UserError('bad')\n    raise PeerError(1, 'bad')"
+    body = """
+    from rlexp.config.errors import PeerError
+    if rank == 1:
+        time.sleep(0.3)
+        raise UserError('bad')
+    raise PeerError(1, 'bad')
+"""
     _, failure = ranks(tmp_path, guarded(tmp_path, body))
     assert failure is not None and failure.reason == "rank 1: bad" and failure.expected
 
