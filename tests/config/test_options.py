@@ -85,7 +85,9 @@ def test_every_sweep_file_holds_axes(compose_raw):
 def test_registry_and_yaml_name_the_same_options():
     for group, known in registry.REGISTRIES.items():
         files = set(options(group))
-        assert set(known.names()) <= files, group
+        # components that other tests registered in this process have no YAML
+        shipped = {name for name in known.names() if known.entry(name).origin.startswith("rlexp.")}
+        assert shipped <= files, group
         for extra in files - set(known.names()) - {"none"}:  # a preset of a registered option
             first = yaml.safe_load((CONF / group / f"{extra}.yaml").read_text())["defaults"][0]
             assert first.removeprefix(f"/_schema_{group}_").removesuffix("@_here_") in known.names()

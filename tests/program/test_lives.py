@@ -17,7 +17,7 @@ from programs import Programs
 from run_folders import final_weights, metrics, rollouts, status, train_steps
 from small_runs import Cli
 
-STEPS = "trainer.max_steps=8"
+STEPS = "trainer.max_steps=14"
 NOISE = ["reward.terms.digits.sleep=0.03", "reward.terms.digits.reseed=true"]
 """random pauses, and garbage in the global random states, at each call of the reward"""
 
@@ -280,7 +280,7 @@ def test_an_edited_metrics_file_is_told_and_no_step_comes_twice(half: Cli, whole
     path.write_text(path.read_text().replace('"split": "train"', '"note": "edited", "split": "train"', 1))
     done = half.train(STEPS)
     assert done.code == 0 and "metrics.jsonl was changed since step 4 was saved" in done.err
-    assert train_steps(half.run) == list(range(1, 9)) and final_weights(half.run) == final_weights(whole)
+    assert train_steps(half.run) == train_steps(whole) and final_weights(half.run) == final_weights(whole)
     edited = [{key: value for key, value in line.items() if key != "note"} for line in metrics(half.run)]
     assert edited == metrics(whole)
 
