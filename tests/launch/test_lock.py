@@ -54,6 +54,7 @@ def test_a_live_process_keeps_it(tmp_path: Path, other: subprocess.Popen) -> Non
 def test_a_pid_that_was_used_again_is_not_the_holder(tmp_path: Path, other: subprocess.Popen) -> None:
     write(tmp_path, Holder(socket.gethostname(), other.pid, born(other.pid) - 1))
     FolderLock(tmp_path).acquire()
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
 def test_another_host_cannot_be_judged(tmp_path: Path) -> None:

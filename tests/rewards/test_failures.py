@@ -190,10 +190,13 @@ def test_sync_rewards_never_overlap() -> None:
 def test_a_deadline_counts_from_when_the_call_starts() -> None:
     runner = runner_of([Term("a", lambda completions: time.sleep(0.1) or [1.0])], timeout=0.5)
 
+    groups = [rollouts(["x"]) for _ in range(6)]
+
     async def all_groups():
-        await asyncio.gather(*(runner.score(rollouts(["x"]), STATE) for _ in range(6)))
+        await asyncio.gather(*(runner.score(made, STATE) for made in groups))
 
     asyncio.run(all_groups())
+    assert [made[0].reward for made in groups] == [1.0] * 6, "the last waits longer than its deadline before it starts"
 
 
 def test_async_rewards_keep_their_event_loop() -> None:
