@@ -13,7 +13,10 @@ import torch
 from run_configs import composed
 from torch import Tensor
 
+from rlexp.config.algorithm import LossConfig
+from rlexp.config.losses import CovarianceLossConfig
 from rlexp.losses.correction import Correction
+from rlexp.losses.covariance import chosen_terms, covariances
 from rlexp.losses.entropy import high_entropy, mean_scale
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult, PolicyObjective
@@ -23,11 +26,17 @@ from rlexp.registry import LOSSES
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
 """losses of the PPO-clip family that take a ratio of any level"""
-LOSS_NAMES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo", "gmpo", "dppo")
+OWN_RATIO = ("vespo", "gmpo", "dppo", "clip_cov", "kl_cov", "rloo")
+"""losses with a ratio of their own and no option for it"""
+LOSS_NAMES = (*CLIPPED, "cispo", "sapo", "luspo", *OWN_RATIO)
 LEVELS = ("token", "sequence", "sequence_token")
-FIXED = {"luspo": "sequence", "vespo": "sequence", "gmpo": "sequence", "dppo": "token"}
-"""losses with one level; all but luspo have a ratio of their own and no such option"""
-CASES = [(name, level) for name in LOSS_NAMES for level in LEVELS if FIXED.get(name, level) == level]
+"""of the ratio, where a loss leaves it open"""
+OWN = "own"
+"""the level of the others, and of a loss whose option is left out"""
+CASES = [
+    *((name, level) for name in LOSS_NAMES for level in LEVELS if name not in OWN_RATIO and (name != "luspo" or level == "sequence")),
+    *((name, OWN) for name in OWN_RATIO),
+]
 """every allowed (loss, ratio level)"""
 
 
@@ -42,8 +51,8 @@ def loss_config(name: str, **overrides: Any) -> Any:
 
 
 def own_options(name: str, **options: Any) -> dict[str, Any]:
-    """Those of the options that loss=NAME has."""
-    return {key: value for key, value in options.items() if hasattr(_composed(name), key)}
+    """Those of the options that loss=NAME has; no ratio level where it is the loss's own."""
+    return {key: value for key, value in options.items() if hasattr(_composed(name), key) and value != OWN}
 
 
 def objective(name: str, *, beta: float = 0.0, bias: bool = True, correction: Correction | None = None, **overrides: Any) -> PolicyObjective:
@@ -68,6 +77,8 @@ class Batch:
     sampler: Tensor | None = None
     scored_entropy: Tensor | None = None
     """before the first step; None: as now"""
+    draws: Tensor | None = None
+    """a random number of each term; None: all equal"""
     max_completion_length: int = 4
 
     @property
@@ -115,23 +126,34 @@ def random_batch(seed: int, *, spread: float = 0.4, fresh: bool = False) -> Batc
         entropy=torch.from_numpy(rng.random(size)),
         sampler=torch.from_numpy(logp + rng.normal(0, spread, size)),
         scored_entropy=torch.from_numpy(rng.random(size)),
+        draws=torch.from_numpy(rng.random(size)),
         max_completion_length=7,
     )
 
 
-def micro_batches(
-    batch: Batch, reduction: str, leaf: Tensor, parts: Sequence[Sequence[int]], entropy_leaf: Tensor | None = None, top: float = 1.0
-) -> list[LossInputs]:
+def masks(batch: Batch, config: LossConfig) -> dict[str, Tensor]:
+    """What needs the whole step, as Algorithm.masks attaches it: the entropy mask, the bonus's scale, the terms chosen by covariance."""
+    entropy_L = torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy
+    scored_L = (entropy_L if batch.scored_entropy is None else batch.scored_entropy).double().numpy()
+    active_L, step_L, top = batch.active.numpy(), np.zeros(len(batch.logp), np.int64), config.top_entropy_quantile
+    keep_L = high_entropy(scored_L, active_L, step_L, top) if top < 1 else active_L
+    made = {"entropy_keep": keep_L, "entropy_scale": mean_scale(keep_L, step_L)}
+    if isinstance(config, CovarianceLossConfig):
+        old_L = (batch.logp if batch.old is None else batch.old).double().numpy()
+        draws_L = np.zeros(len(old_L)) if batch.draws is None else batch.draws.numpy()
+        cov_L = covariances(old_L, batch.advantage.double().numpy()[batch.rollout.numpy()], active_L, step_L)
+        made["cov_chosen"] = chosen_terms(config, cov_L, active_L, step_L, draws_L)
+    return {name: torch.from_numpy(np.asarray(x_L)).to(batch.logp.dtype) for name, x_L in made.items()}
+
+
+def micro_batches(batch: Batch, config: LossConfig, leaf: Tensor, parts: Sequence[Sequence[int]], entropy_leaf: Tensor | None = None) -> list[LossInputs]:
     """The batch cut into rows, each holding the rollouts that a part names.
 
-    leaf, entropy_leaf: the log-probs and entropies that gradients are taken of. top: share of the tokens that the entropy mask keeps.
+    leaf, entropy_leaf: the log-probs and entropies that gradients are taken of.
     """
     entropy_L = torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy
     entropy_leaf = entropy_L if entropy_leaf is None else entropy_leaf
-    scored_L = (entropy_L if batch.scored_entropy is None else batch.scored_entropy).double().numpy()
-    step_L = np.zeros(len(batch.logp), np.int64)
-    keep_L = high_entropy(scored_L, batch.active.numpy(), step_L, top) if top < 1 else batch.active.numpy()
-    extra = {"entropy_keep": torch.from_numpy(keep_L).to(leaf.dtype), "entropy_scale": torch.from_numpy(mean_scale(keep_L, step_L)).to(leaf.dtype)}
+    extra = masks(batch, config)
     inputs = []
     for part in parts:
         terms = torch.tensor([i for i, r in enumerate(batch.rollout.tolist()) if r in part], dtype=torch.int64)
@@ -152,7 +174,7 @@ def micro_batches(
                 advantage_L=batch.advantage[batch.rollout[terms]],
                 sampler_logp_L=(batch.logp if batch.sampler is None else batch.sampler)[terms],
                 active_L=batch.active[terms],
-                scale_L=torch.from_numpy(scales(reduction, counts)).to(leaf.dtype),
+                scale_L=torch.from_numpy(scales(config.reduction, counts)).to(leaf.dtype),
                 rollout_L=local,
                 tokens_R=batch.tokens[list(part)],
                 extra={name: x[terms] for name, x in extra.items()},
@@ -177,7 +199,7 @@ def step(objective_: PolicyObjective, batch: Batch, parts: Sequence[Sequence[int
     entropy = (torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy).clone().requires_grad_()
     whole = [list(range(len(batch.advantage)))]
     results: list[ObjectiveResult] = []
-    for inputs in micro_batches(batch, objective_.config.reduction, leaf, whole if parts is None else parts, entropy, objective_.config.top_entropy_quantile):
+    for inputs in micro_batches(batch, objective_.config, leaf, whole if parts is None else parts, entropy):
         results.append(objective_(inputs))
         results[-1].loss.backward()
     stats: dict[str, Stat] = {}

@@ -48,6 +48,10 @@ class Dual:
         value = math.exp(self.value)
         return self._chain(value, (self, value))
 
+    def abs(self) -> Dual:
+        """|x|, flat at 0."""
+        return self * (0.0 if self.value == 0 else math.copysign(1.0, self.value))
+
     def sigmoid(self) -> Dual:
         """1 / (1 + e^-x)."""
         value = 1 / (1 + math.exp(-self.value))
@@ -72,6 +76,10 @@ class Token:
     scored_entropy: float = 0.0
     kept: bool = True
     """by the entropy mask"""
+    draw: float = 0.0
+    """a random number of its own"""
+    chosen: bool = False
+    """by its covariance"""
 
 
 @dataclass
@@ -89,6 +97,7 @@ class Options:
     name: str
     loss: dict[str, Any]
     level: str = "token"
+    """of the ratio, for losses that leave it open"""
     beta: float = 0.0
     bias: bool = True
     longest: int = 1
@@ -114,11 +123,21 @@ def total(numbers: Any) -> Any:
     return result
 
 
-def ratio(rollout: Rollout, token: Token, level: str) -> Dual:
+RATIOS = {"vespo": "token", "gmpo": "sequence", "dppo": "sampler", "clip_cov": "token", "kl_cov": "token", "rloo": "product"}
+"""of losses that have a ratio of their own"""
+
+
+def ratio(rollout: Rollout, token: Token, options: Options) -> Dual:
     """The importance ratio of a token."""
+    level = RATIOS.get(options.name, options.level)
     if level == "token":
         return log_ratio(token).exp()
-    mean = total(log_ratio(other) for other in rollout.tokens) / len(rollout.tokens)
+    if level == "sampler":
+        return (token.logp - token.sampler).exp()
+    summed = total(log_ratio(other) for other in rollout.tokens)
+    if level == "product":
+        return summed.exp()
+    mean = summed / len(rollout.tokens)
     if level == "sequence":
         return mean.exp()
     return (token.logp - stop(token.logp) + stop(mean)).exp()
@@ -142,9 +161,14 @@ def policy_term(rollout: Rollout, token: Token, options: Options) -> Dual:
     if options.name == "gmpo":
         bounded = total(gmpo_log_ratio(one, advantage, own) for one in rollout.tokens) / len(rollout.tokens)
         return -(bounded.exp() * advantage)
+    r = ratio(rollout, token, options)
     if options.name == "dppo":
-        return dppo_term(token, advantage, own)
-    r = ratio(rollout, token, options.level)
+        return Dual(0.0) if dppo_masked(token, advantage, own) else -(r * advantage)
+    if options.name == "clip_cov":
+        return Dual(0.0) if token.chosen else -(r * advantage)
+    if options.name == "kl_cov":
+        held = log_ratio(token).abs() * own["cov_kl_coef"] if token.chosen else Dual(0.0)
+        return held - r * advantage
     if options.name == "cispo":
         return -(min(stop(r), own["epsilon_high"]) * advantage * token.logp)
     if options.name == "sapo":
@@ -152,7 +176,7 @@ def policy_term(rollout: Rollout, token: Token, options: Options) -> Dual:
         return -(advantage * 4 / tau * ((r - 1) * tau).sigmoid())
     epsilon = own["epsilon"]
     high = epsilon if own["epsilon_high"] is None else own["epsilon_high"]
-    bounded = r if own["delta"] is None else smaller(r, Dual(own["delta"]))
+    bounded = r if own.get("delta") is None else smaller(r, Dual(own["delta"]))
     return -smaller(bounded * advantage, clip(r, 1 - epsilon, 1 + high) * advantage)
 
 
@@ -165,13 +189,28 @@ def gmpo_log_ratio(token: Token, advantage: float, own: dict[str, Any]) -> Dual:
     return x if x.value > -own["log_epsilon"] else Dual(-own["log_epsilon"])
 
 
-def dppo_term(token: Token, advantage: float, own: dict[str, Any]) -> Dual:
-    """r A while the probability is near the sampler's or moves towards it."""
+def dppo_masked(token: Token, advantage: float, own: dict[str, Any]) -> bool:
+    """Whether the probability is far from the sampler's, on the side that the advantage pushes to."""
     moved = math.exp(stop(token.logp)) - math.exp(token.sampler)
     high = own["delta_low"] if own["delta_high"] is None else own["delta_high"]
-    if (advantage > 0 and moved > high) or (advantage < 0 and moved < -own["delta_low"]):
-        return Dual(0.0)
-    return -((token.logp - token.sampler).exp() * advantage)
+    return (advantage > 0 and moved > high) or (advantage < 0 and moved < -own["delta_low"])
+
+
+def choose_by_covariance(rollouts: list[Rollout], name: str, own: dict[str, Any]) -> None:
+    """A share of the step's tokens, at least one: of those within the bounds the ones with the smallest draws, or those of highest covariance."""
+    pairs = [(token, rollout.advantage) for rollout in rollouts for token in rollout.tokens]
+    if not pairs:
+        return
+    logps = {token.index: stop(token.logp) if token.old is None else token.old for token, _ in pairs}
+    mean_logp, mean_advantage = sum(logps.values()) / len(pairs), sum(advantage for _, advantage in pairs) / len(pairs)
+    covariance = {token.index: (logps[token.index] - mean_logp) * (advantage - mean_advantage) for token, advantage in pairs}
+    tokens = [token for token, _ in pairs]
+    if name == "clip_cov":
+        tokens = sorted((token for token in tokens if own["cov_low"] < covariance[token.index] < own["cov_high"]), key=lambda token: token.draw)
+    else:
+        tokens = sorted(tokens, key=lambda token: (-covariance[token.index], token.index))
+    for token in tokens[: max(int(own["cov_share"] * len(pairs)), 1)]:
+        token.chosen = True
 
 
 def vespo_weight(rollout: Rollout, options: Options) -> float:
@@ -187,14 +226,12 @@ def vespo_weight(rollout: Rollout, options: Options) -> float:
 
 
 def kl_term(rollout: Rollout, token: Token, options: Options) -> Dual:
-    """k3, times the importance ratio when corrected (the token's own for vespo)."""
+    """k3, times the importance ratio when corrected."""
     d = -(token.logp - token.reference)
     k3 = d.exp() - d - 1.0
     if not options.bias:
         return k3
-    if options.name == "dppo":
-        return k3 * (token.logp - token.sampler).exp()
-    return k3 * ratio(rollout, token, "token" if options.name == "vespo" else options.level)
+    return k3 * ratio(rollout, token, options)
 
 
 def objective(rollouts: list[Rollout], options: Options) -> Dual:
@@ -203,6 +240,8 @@ def objective(rollouts: list[Rollout], options: Options) -> Dual:
         threshold = entropy_threshold(rollouts, options.top)
         for token in (token for rollout in rollouts for token in rollout.tokens):
             token.kept = token.scored_entropy >= threshold
+    if options.name in ("clip_cov", "kl_cov"):
+        choose_by_covariance(rollouts, options.name, options.loss)
     loss = reduced(rollouts, options)
     kept = [token.entropy for rollout in rollouts for token in rollout.tokens if token.kept]
     return loss - total(kept) / max(len(kept), 1) * options.entropy_coef if options.entropy_coef else loss
@@ -216,9 +255,9 @@ def reduced(rollouts: list[Rollout], options: Options) -> Dual:
         return total(terms[token.index] for token in rollout.tokens)
 
     tokens = sum(len(rollout.tokens) for rollout in rollouts)
-    if options.name in ("dapo", "cispo", "vespo", "dppo"):
+    if options.name in ("dapo", "cispo", "vespo", "dppo", "clip_cov", "kl_cov"):
         loss = total(summed(rollout) for rollout in rollouts) / max(tokens, 1)
-    elif options.name in ("grpo", "sapo", "gmpo"):
+    elif options.name in ("grpo", "sapo", "gmpo", "rloo"):
         loss = total(summed(rollout) / max(len(rollout.tokens), 1) for rollout in rollouts) / len(rollouts)
     elif options.name == "dr_grpo":
         loss = total(summed(rollout) for rollout in rollouts) / (len(rollouts) * options.longest)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import batch_of, micro_batches, objective, step
+from loss_batches import batch_of, loss_config, micro_batches, objective, step
 
 from rlexp.losses.correction import Correction, correction_weights
 from rlexp.losses.off_policy import near_policy
@@ -50,7 +50,7 @@ MODES = [
 def test_weights_and_their_metrics(correction, weights, metrics):
     """Token weights 0.4, 1.5, 5 (product 3) and 0.8, 1.25 (product 1); metrics are of what is left after the bounds."""
     batch = table([0.4, 1.5, 5.0, 0.8, 1.25, 9.0])
-    (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0, 1]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [[0, 1]])
     assert correction_weights(inputs, correction)[:5].tolist() == pytest.approx(weights)
     outcome = step(objective("dapo", correction=correction), batch, [[1], [0]])
     found = [outcome.metrics[f"sampling/importance_sampling_ratio/{part}"] for part in ("min", "mean", "max")]
@@ -109,7 +109,7 @@ def test_rollouts_the_policy_has_left_are_masked_when_negative():
     """Mean of sampler - policy: 0.5 for each rollout; kept at threshold 0.5, masked below, and always where the advantage is not negative."""
     batch = batch_of(logp=[[-1.0, -2.0], [-1.5, -1.5], [-1.0, -2.0]], advantage=[-1.0, 1.0, 0.0])
     batch.sampler = torch.tensor([-1.0, -1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
-    (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0, 1, 2]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [[0, 1, 2]])
     assert near_policy(inputs, 0.5).tolist() == [1.0] * 6
     assert near_policy(inputs, 0.49).tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     outcome = step(objective("dapo", off_policy_mask_threshold=0.49), batch)
@@ -120,7 +120,7 @@ def test_rollouts_the_policy_has_left_are_masked_when_negative():
 def test_the_off_policy_mask_falls_back_to_old_and_spares_the_kl():
     batch = batch_of(logp=[[-2.0]], old=[[-1.0]], reference=[[-1.5]], advantage=[-1.0])
     batch.sampler = torch.tensor([math.nan], dtype=torch.float64)
-    (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [[0]])
     assert near_policy(inputs, 0.9).tolist() == [0.0] and near_policy(inputs, 1.1).tolist() == [1.0]
     batch.sampler = batch.old
     outcome = step(objective("dapo", beta=0.5, bias=False, off_policy_mask_threshold=0.9), batch)

@@ -61,7 +61,7 @@ class Result:
 def outcome(name: str, batch: Batch, chosen: list[float], **options: float) -> Result:
     run = objective(name, **options)
     leaf = batch.logp.clone().requires_grad_()
-    (inputs,) = micro_batches(batch, "tokens", leaf, [list(range(len(batch.advantage)))])
+    (inputs,) = micro_batches(batch, run.config, leaf, [list(range(len(batch.advantage)))])
     inputs.extra["cov_chosen"] = torch.tensor(chosen, dtype=leaf.dtype)
     result = run(inputs)
     result.loss.backward()

@@ -102,7 +102,7 @@ def test_ratio_is_one_and_the_gradient_is_not_zero(name, level):
 def test_first_pass_ratio_is_exactly_one(dtype, level):
     batch = batch_of(logp=[[-0.337, -13.7, -0.01], [-2.2]], advantage=[1, -1], dtype=dtype)
     leaf = batch.logp.clone().requires_grad_()
-    (inputs,) = micro_batches(batch, "tokens", leaf, [[0, 1]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), leaf, [[0, 1]])
     ratio = importance_ratio(inputs, level)
     assert ratio.dtype == dtype
     assert torch.equal(ratio, torch.ones_like(ratio))
@@ -158,6 +158,9 @@ def test_registered_configs_state_their_reduction():
         "vespo": "tokens",
         "gmpo": "rollout_mean",
         "dppo": "tokens",
+        "clip_cov": "tokens",
+        "kl_cov": "tokens",
+        "rloo": "rollout_mean",
     }
 
 
@@ -215,7 +218,7 @@ def test_gspo_token_has_the_value_of_gspo_and_each_token_its_own_gradient():
     torch.testing.assert_close(tokens.grad, whole.grad, atol=1e-12, rtol=0)
     assert tokens.metrics == whole.metrics
     batch.advantage = torch.tensor([1.0, -0.5], dtype=torch.float64)
-    (inputs,) = micro_batches(batch, "tokens", leaf := batch.logp.clone().requires_grad_(), [[0, 1]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), leaf := batch.logp.clone().requires_grad_(), [[0, 1]])
     importance_ratio(inputs, "sequence_token")[0].backward()
     assert torch.count_nonzero(leaf.grad) == 1
 

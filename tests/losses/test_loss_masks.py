@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import CASES, batch_of, micro_batches, objective, own_options, random_batch, step
+from loss_batches import CASES, batch_of, loss_config, micro_batches, objective, own_options, random_batch, step
 
 from rlexp.config.algorithm import LossConfig
 from rlexp.config.errors import UserError
@@ -33,7 +33,7 @@ def test_nothing_under_the_mask_gets_through(name, level, bias):
         if place == "logp":
             leaf[~batch.active] = bad
         leaf.requires_grad_()
-        (inputs,) = micro_batches(batch, run.config.reduction, leaf, whole)
+        (inputs,) = micro_batches(batch, run.config, leaf, whole)
         target = {"old": inputs.before, "reference": inputs.before, "entropy": inputs.columns}.get(place)
         if target is not None:
             target[place] = torch.where(inputs.active_L, target[place], bad)
@@ -59,8 +59,9 @@ def test_masked_nan_in_every_reduction(reduction, loss):
     """Per-token values [1, NaN, 3] with mask [1, 0, 1]: the sum is 4, the mean 2 (L_max is 4)."""
     batch = batch_of(logp=[[1, math.nan, 3]], advantage=[1], active=[[1, 0, 1]])
     leaf = batch.logp.clone().requires_grad_()
-    (inputs,) = micro_batches(batch, reduction, leaf, [[0]])
-    result = PolicyObjective(lambda inputs, config: PolicyTerm(inputs.logp_L), LossConfig(name="itself"))(inputs)
+    config = type("ItselfConfig", (LossConfig,), {"reduction": reduction})(name="itself")
+    (inputs,) = micro_batches(batch, config, leaf, [[0]])
+    result = PolicyObjective(lambda inputs, config: PolicyTerm(inputs.logp_L), config)(inputs)
     result.loss.backward()
     assert result.loss.item() == pytest.approx(loss)
     assert leaf.grad[1] == 0
@@ -180,7 +181,7 @@ def test_an_optimizer_step_after_a_far_reference_is_finite():
     parameter = torch.nn.Parameter(torch.tensor([-101.0, -1.0]))
     batch = batch_of(logp=[[-101, -1]], reference=[[-1, -0.5]], advantage=[0.0], dtype=torch.float32)
     run = objective("dapo", beta=0.1)
-    (inputs,) = micro_batches(batch, "tokens", parameter, [[0]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), parameter, [[0]])
     run(inputs).loss.backward()
     assert torch.isfinite(torch.nn.utils.clip_grad_norm_([parameter], 1.0))
     torch.optim.AdamW([parameter]).step()
@@ -192,7 +193,7 @@ def test_an_optimizer_step_after_a_far_reference_is_finite():
 def test_a_far_ratio_is_capped_and_one_within_the_limit_is_not(level):
     batch = batch_of(logp=[[0.0], [0.0], [0.0]], old=[[-200.0], [-LOG_RATIO_LIMIT + 0.5], [300.0]], advantage=[-1, -1, -1])
     leaf = batch.logp.clone().requires_grad_()
-    (inputs,) = micro_batches(batch, "tokens", leaf, [[0, 1, 2]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), leaf, [[0, 1, 2]])
     ratio = importance_ratio(inputs, level)
     assert ratio.tolist() == pytest.approx([math.exp(LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT - 0.5), math.exp(-300)], rel=1e-12)
     for dtype in (torch.float32, torch.float64):
@@ -206,7 +207,7 @@ def test_a_far_ratio_is_capped_and_one_within_the_limit_is_not(level):
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_the_ratio_of_masked_terms_is_finite(level):
     batch = batch_of(logp=[[math.nan, -1.0], [math.inf]], old=[[-1.0, -1.5], [-1.0]], advantage=[1, 1], active=[[0, 1], [0]])
-    (inputs,) = micro_batches(batch, "tokens", batch.logp, [[0, 1]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [[0, 1]])
     expected = [1.0, math.exp(0.5), 1.0] if level == "token" else [math.exp(0.5), math.exp(0.5), 1.0]
     assert importance_ratio(inputs, level).tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -229,6 +230,6 @@ def test_a_loss_without_ratio_refuses_the_bias_correction():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_dtype_is_kept(dtype):
     batch = batch_of(logp=[[-1.0, -0.5]], old=[[-1.1, -0.5]], reference=[[-1.0, -2.0]], advantage=[1.0], dtype=dtype)
-    (inputs,) = micro_batches(batch, "tokens", batch.logp.clone().requires_grad_(), [[0]])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp.clone().requires_grad_(), [[0]])
     for level in ("token", "sequence", "sequence_token"):
         assert objective("dapo", beta=0.1, importance_sampling_level=level)(inputs).loss.dtype == dtype

@@ -141,7 +141,7 @@ def test_gradients_are_those_of_the_value(name, level):
     run = objective(name, beta=0.2, importance_sampling_level=level, epsilon_high=0.3, delta=1.4)
 
     def loss(logp: Tensor) -> Tensor:
-        return run(micro_batches(batch, run.config.reduction, logp, PARTS[0])[0]).loss
+        return run(micro_batches(batch, run.config, logp, PARTS[0])[0]).loss
 
     assert torch.autograd.gradcheck(loss, batch.logp.clone().requires_grad_(), eps=1e-7, atol=1e-7)
 
@@ -156,7 +156,7 @@ def test_bias_corrected_kl_has_the_gradient_of_the_reverse_kl():
     (exact,) = torch.autograd.grad((logp.exp() * (logp - reference)).sum(), logits, retain_graph=True)
 
     batch = Batch(logp.detach(), torch.arange(7), torch.zeros(7, dtype=torch.float64), torch.ones(7, dtype=torch.bool), reference=reference)
-    (inputs,) = micro_batches(batch, "tokens", logp, [list(range(7))])
+    (inputs,) = micro_batches(batch, loss_config("dapo"), logp, [list(range(7))])
     ratio = torch.exp(logp - logp.detach())
     (corrected,) = torch.autograd.grad((logp.detach().exp() * kl_term(inputs, ratio_L=ratio)).sum(), logits, retain_graph=True)
     (plain,) = torch.autograd.grad((logp.detach().exp() * kl_term(inputs)).sum(), logits)
