@@ -37,6 +37,7 @@ from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
+from rlexp.models.router import router_coefficient
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.player import Player
@@ -102,7 +103,8 @@ def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | Non
 def build_network(config: RunConfig, network_class: type[Network], source: LoadedModel, device: torch.device) -> Network:
     """One network of the loop around a model."""
     temperature = sampling_from(config.generation).temperature
-    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, device))
+    autocast, attention = autocast_dtype(config, device), config.model.attention
+    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast, attention=attention)
 
 
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
@@ -209,6 +211,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         cluster = dataclasses.replace(config.cluster, processes_per_node=collectives.world)  # torchrun decides by itself how many there are
         log.info("%s", plan_text(dataclasses.replace(config, cluster=cluster), data.count))
     loaded = build_model(config, strategy.device)
+    if balance := router_coefficient(loaded.module, config.loss.router_aux_loss_coef):
+        algorithm.use_router(balance)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)
     check_rows(config, longest, loaded)

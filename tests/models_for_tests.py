@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from rlexp.models.float64 import use_float64_norms
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.tokenizer import character_tokenizer
 
-FAMILIES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+FAMILIES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 4, "num_experts_per_tok": 1}),
+}
+"""name -> config, model, and what its experts need; the last three are mixtures of four"""
 
 
 def tiny_model(
@@ -32,7 +50,7 @@ def tiny_model(
     above 1 makes the next-token distribution peaked. The module is in eval mode.
     """
     tokenizer = character_tokenizer(context)
-    config_class, model_class = FAMILIES[kind]
+    config_class, model_class, experts = FAMILIES[kind]
     config = config_class(
         vocab_size=vocab or len(tokenizer),
         hidden_size=hidden,
@@ -47,6 +65,7 @@ def tiny_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         attn_implementation=attention,
+        **experts,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -85,6 +85,10 @@ class Algorithm:
         """Weight the policy term for a sampler whose probabilities differ; called once when the run is built, if there is a correction."""
         raise UserError(f"correction={correction.mode}: this algorithm has no policy term to weight; set correction=none")
 
+    def use_router(self, coef: float) -> None:
+        """Add the load-balancing loss of a mixture-of-experts model with this weight; called once when the run is built, if it is not 0."""
+        raise UserError("the model balances the load of its experts, which this algorithm does not: set loss.router_aux_loss_coef=0")
+
     def reduction(self, model: str) -> str:
         """Name of the reduction of a network's terms (rlexp.losses.reduction)."""
         raise NotImplementedError

@@ -55,6 +55,12 @@ class PolicyGradient(Algorithm):
         self._objective.correction = correction
         self._find_needs()
 
+    def use_router(self, coef: float) -> None:
+        """The loss of the routers is one over all tokens, those of groups without signal too."""
+        self._objective.router_coef = coef
+        self.needs_every_group = self._objective.needs_every_term
+        self._find_needs()
+
     @abstractmethod
     def values(self, rewards_R: np.ndarray, group_R: np.ndarray, batch: GenerationBatch) -> np.ndarray:
         """The advantage of each rollout, float64 [R]. rewards_R: NaN where nothing scored it; such an advantage may be NaN and counts as 0."""

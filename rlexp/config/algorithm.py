@@ -84,6 +84,9 @@ class LossConfig:
         None, "Leave out rollouts with negative advantage whose mean (sampler - policy) log-prob exceeds this (DeepSeek-V3.2: 0.5); null: none", gt=0
     )
     top_entropy_quantile: float = option(1.0, "Share of the tokens of a step, those of highest entropy, that the policy term keeps (80/20: 0.2)", ge=0, le=1)
+    router_aux_loss_coef: Optional[float] = option(
+        None, "Weight of the load-balancing loss of a mixture-of-experts model, 0 switches it off; null: the model config's", ge=0
+    )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus (mean over tokens, in nats); where it starts when adaptive")
     use_adaptive_entropy: bool = option(False, "Let entropy_coef follow the entropy (Skywork-OR1); the bonus is on while the entropy is at most the target")
     entropy_coef_min: float = option(0.0, "Smallest adaptive coefficient")

@@ -34,6 +34,10 @@ class LossInputs:
     """loss terms of each of these rollouts in the whole step (all its samples)"""
     weight_L: Tensor | None = None
     """importance weight for the sampler, without gradient, for a loss that takes it itself (takes_correction)"""
+    router: Tensor | None = None
+    """load-balancing loss of the row, a scalar with gradient, when the objective asked for the column "router" """
+    router_share: float = 0.0
+    """the row's part of the positions of the step, over which that loss is averaged"""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """further per-term numbers an algorithm attached to the batch (returns, masks, ...)"""
 

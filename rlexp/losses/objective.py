@@ -32,11 +32,8 @@ class PolicyObjective:
 
     loss: a function (LossInputs, config) -> PolicyTerm. config: its dataclass. beta: KL coefficient; 0 needs no reference.
     kl_estimator: of rlexp.losses.kl. use_bias_correction_kl: multiply the KL term by the loss's importance ratio. correction: set for a sampler
-    that differs from the trainer.
+    that differs from the trainer. router_coef: weight of the load-balancing loss of a mixture-of-experts model.
     """
-
-    columns: frozenset[str] = frozenset({"logp", "entropy"})
-    """of the training forward; entropy is for its metric and the bonus"""
 
     def __init__(
         self,
@@ -53,6 +50,12 @@ class PolicyObjective:
         self.use_bias_correction_kl = use_bias_correction_kl
         self.correction: Correction | None = None
         self.entropy = EntropyController(config)
+        self.router_coef = 0.0
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Of the training forward; entropy is for its metric and the bonus."""
+        return frozenset({"logp", "entropy", *(("router",) if self.router_coef else ())})
 
     @property
     def before(self) -> frozenset[str]:
@@ -67,8 +70,8 @@ class PolicyObjective:
 
     @property
     def needs_every_term(self) -> bool:
-        """Whether the terms of groups without signal have a part in it: in an entropy, a threshold or a mean over the step."""
-        return self.uses_entropy or bool(self.config.choice)
+        """Whether the terms of groups without signal have a part in it: in an entropy, a threshold, a mean over the step or the load of experts."""
+        return self.uses_entropy or bool(self.config.choice) or bool(self.router_coef)
 
     @property
     def per_rollout(self) -> bool:
@@ -81,7 +84,8 @@ class PolicyObjective:
         """Loss and metrics of one row.
 
         The order matters and is fixed: the loss's policy term; factors on it (off-policy mask, entropy mask, correction weights); the
-        additive KL, which those factors do not touch; mask and scale; less the entropy bonus, which has a scale of its own.
+        additive KL, which those factors do not touch; mask and scale; less the entropy bonus, which has a scale of its own; the load of
+        experts.
         """
         weight_L, stats = self._correct(inputs)
         if self.config.takes_correction:
@@ -103,6 +107,8 @@ class PolicyObjective:
             stats.update(self._bonus_stats(inputs, loss))
         if self.entropy.active and self.entropy.applied:
             loss = loss - self.entropy.applied * (inputs.extra["entropy_scale"] * self._kept(inputs)).sum()
+        if self.router_coef:
+            loss = loss + self.router_coef * self._router(inputs, stats)
         return ObjectiveResult(loss, {**self._stats(inputs, loss, kl_L), **term.stats, **stats})
 
     def _correct(self, inputs: LossInputs) -> tuple[Tensor | None, dict[str, Stat]]:
@@ -111,6 +117,13 @@ class PolicyObjective:
             return None, {}
         weight_L = correction_weights(inputs, self.correction)
         return weight_L, correction_stats(inputs, weight_L, self.correction)
+
+    def _router(self, inputs: LossInputs, stats: dict[str, Stat]) -> Tensor:
+        """The row's part of the load-balancing loss, rows weighted by their positions."""
+        assert inputs.router is not None
+        part = inputs.router_share * inputs.router
+        stats["aux_loss"] = Stat(MEAN, float(part.detach()), inputs.router_share)
+        return part
 
     def _kept(self, inputs: LossInputs) -> Tensor:
         """The entropy of the terms that the entropy mask keeps, 0 at others, [L]."""

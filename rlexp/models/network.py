@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from rlexp.batching.row import Row
+from rlexp.batching.shares import samples_through
 from rlexp.batching.terms import Terms
 from rlexp.config.errors import UserError
+from rlexp.losses.router import load_balancing
 from rlexp.models.columns import COLUMNS, Chunk
 from rlexp.models.head import columns_of
 from rlexp.models.loaded import LoadedModel
+from rlexp.models.router import ROUTER, causal_of, experts_per_token
 from rlexp.records.turn import Candidates
 
 
@@ -30,6 +33,8 @@ class RowTensors:
     target_L: Tensor
     candidates_LC: Tensor | None = None
     candidates_mask_LC: Tensor | None = None
+    samples_T: Tensor | None = None
+    """samples that share each position, for the loss of routers"""
     companions: dict[str, tuple[Network, Tensor]] = field(default_factory=dict)
     """by name: the companion and the hidden states that predict the same terms, [L, D], without gradient"""
 
@@ -57,6 +62,7 @@ def row_tensors(row: Row, terms: Terms, device: torch.device) -> RowTensors:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
     made = RowTensors(tensor(row.ids_T), tensor(row.depth_T), tensor(row.end_T), tensor(row.position_L), tensor(terms.target_L[row.term_L]))
+    made.samples_T = tensor(samples_through(row, terms))
     if terms.candidates is not None:
         ids, mask = _padded_candidates(terms.candidates, row.term_L)
         made.candidates_LC, made.candidates_mask_LC = tensor(ids), tensor(mask)
@@ -92,8 +98,7 @@ class Network(nn.Module):
     @property
     def causal(self) -> Any:
         """The transformers model, below a peft wrapper if there is one."""
-        module: Any = self.module
-        return module.get_base_model() if hasattr(module, "get_base_model") else module
+        return causal_of(self.module)
 
     @property
     def device(self) -> torch.device:
@@ -107,11 +112,13 @@ class Network(nn.Module):
 
     def hidden(self, row: RowTensors) -> Tensor:
         """Hidden states that predict each term, [L, D]."""
+        return self._backbone(row).last_hidden_state[0].index_select(0, row.position_L)
+
+    def _backbone(self, row: RowTensors, **options: bool) -> Any:
         dtype = next(self.module.parameters()).dtype
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             mask = row.mask(self.autocast or dtype)
-            output = self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], attention_mask=mask, use_cache=False)
-        return output.last_hidden_state[0].index_select(0, row.position_L)
+            return self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], attention_mask=mask, use_cache=False, **options)
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Logits [K, V] of the sampling distribution in at least float32: scale, soft cap, temperature."""
@@ -125,8 +132,9 @@ class Network(nn.Module):
         return logits / self.temperature if self.temperature != 1.0 else logits
 
     def forward(self, row: RowTensors, names: Sequence[str]) -> dict[str, Tensor]:
-        """The named columns of the row's loss terms, each [L]."""
-        hidden_LD = self.hidden(row)
+        """The named columns of the row's loss terms, each [L]; and, if asked for, ROUTER: the load-balancing loss of the row, a scalar."""
+        output = self._backbone(row, **({"output_router_logits": True} if ROUTER in names else {}))
+        hidden_LD = output.last_hidden_state[0].index_select(0, row.position_L)
 
         def make(hidden_KD: Tensor, where: slice) -> Chunk:
             with torch.no_grad():
@@ -140,7 +148,11 @@ class Network(nn.Module):
                 companion_logits,
             )
 
-        return columns_of(make, names, self.chunk, hidden_LD, list(self.head.parameters()))
+        columns = columns_of(make, [name for name in names if name != ROUTER], self.chunk, hidden_LD, list(self.head.parameters()))
+        if ROUTER in names:
+            assert row.samples_T is not None
+            columns[ROUTER] = load_balancing(output.router_logits, row.samples_T, experts_per_token(self.causal))
+        return columns
 
     @torch.no_grad()
     def check(self) -> None:

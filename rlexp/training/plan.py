@@ -7,7 +7,7 @@ serve every pass over the batch, scoring included: two layouts of one sample dif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Step:
     forwarded_tokens: int
     """of all ranks, fillers left out"""
     trained_tokens: int
+    sample_tokens: dict[str, int] = field(default_factory=dict)
+    """by network, positions of its samples on all ranks, a shared prefix counted once for each of them"""
 
 
 @dataclass
@@ -87,12 +89,14 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
     for step in range(budget.steps_per_batch):
         in_step = [rollout for rollout, where in zip(batch.rollouts, step_R, strict=True) if where == step]
         micro_batches: dict[str, list[MicroBatch]] = {}
+        sample_tokens: dict[str, int] = {}
         forwarded = trained = 0
         for model in algorithm.networks:
             chosen = [number for number, sample in enumerate(samples) if sample.model == model and step_R[sample.rollout] == step]
             kinds = sorted(samples[chosen[0]].companions) if chosen else ()
             by_rank = pack(samples, terms, chosen, budget=budget.tokens, world=budget.world, companions=kinds)
             micro_batches[model] = by_rank[budget.rank]
+            sample_tokens[model] = sum(int(samples[number].position_L[-1]) + 1 for number in chosen if samples[number].terms)
             if not chosen:
                 continue
             rows = [micro_batch for mine in by_rank for micro_batch in mine if not micro_batch.filler]
@@ -102,5 +106,5 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
             scale_L[term_L], tokens_L[term_L] = scales(algorithm.reduction(model), counts), counts.tokens_L
             forwarded += sum(micro_batch.row.tokens for micro_batch in rows)
             trained += len(term_L)
-        steps.append(Step(micro_batches, forwarded, trained))
+        steps.append(Step(micro_batches, forwarded, trained, sample_tokens))
     return Plan(steps, scale_L, tokens_L)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from rlexp.algorithms.base import Algorithm
 from rlexp.batching.packer import MicroBatch
+from rlexp.batching.shares import samples_through
 from rlexp.batching.terms import Terms
 from rlexp.config.errors import UserError
 from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.losses.inputs import LossInputs
 from rlexp.models.network import row_tensors
+from rlexp.models.router import ROUTER
 from rlexp.records.keys import key
 from rlexp.records.stats import MAX, MEAN, Stat
 from rlexp.training.networks import Trainable
@@ -43,8 +45,13 @@ class Local:
             self.stats[name] = self.stats[name].merge(stat) if name in self.stats else stat
 
 
-def loss_inputs(columns: dict[str, Tensor], micro_batch: MicroBatch, terms: Terms, plan: Plan) -> LossInputs:
-    """The loss terms of one row, in the dtype and on the device of its columns. A filler row is masked whole."""
+def loss_inputs(columns: dict[str, Tensor], micro_batch: MicroBatch, terms: Terms, plan: Plan, *, sample_tokens: int = 1) -> LossInputs:
+    """The loss terms of one row, in the dtype and on the device of its columns. A filler row is masked whole.
+
+    sample_tokens: positions of the samples of the whole step, which a loss of the routers is averaged over.
+    """
+    router = columns.pop(ROUTER, None)
+    share = 0.0 if router is None or micro_batch.filler else float(samples_through(micro_batch.row, terms).sum()) / sample_tokens
     like = next(iter(columns.values()))
     term_L = micro_batch.row.term_L
     rollouts, local = np.unique(terms.rollout_L[term_L], return_inverse=True)
@@ -64,6 +71,8 @@ def loss_inputs(columns: dict[str, Tensor], micro_batch: MicroBatch, terms: Term
         scale_L=tensor(plan.scale_L[term_L]),
         rollout_L=torch.from_numpy(local.astype(np.int64)).to(like.device),
         tokens_R=tensor(first),
+        router=router,
+        router_share=share,
         extra={name: tensor(values[term_L]) for name, values in terms.extra.items()},
     )
 
@@ -105,7 +114,7 @@ class StepRunner:
                     row.companions[name] = (companion.network, companion.hidden(beside))
                 with self.strategy.micro_batch(trainable.wrapped, last=i == len(micro_batches) - 1):
                     columns = trainable.wrapped(row, names)
-                    inputs = loss_inputs(columns, micro_batch, terms, plan)
+                    inputs = loss_inputs(columns, micro_batch, terms, plan, sample_tokens=step.sample_tokens[model])
                     result = objective(inputs)
                     self.strategy.backward(result.loss)
                 if micro_batch.filler:
