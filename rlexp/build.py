@@ -34,6 +34,7 @@ from rlexp.launch.threads import thread_count
 from rlexp.losses.correction import Correction
 from rlexp.models.adapters import reference_adapter
 from rlexp.models.companion import AdapterReference, Companion
+from rlexp.models.float32_head import use_float32_head
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
@@ -72,6 +73,8 @@ def prepare_torch(config: RunConfig, world: int) -> int:
 def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
     """The policy's model and tokenizer, with its adapter if it has one, on its device."""
     loaded = registry.MODELS.load(config.model.name)(config.model, seed=config.run.seed)
+    if config.model.cast_lm_head_to_fp32:
+        use_float32_head(loaded.module)
     loaded = registry.PEFTS.load(config.peft.name)(loaded, config.peft, seed=config.run.seed)
     loaded.module.to(device)
     if config.trainer.gradient_checkpointing:
@@ -338,6 +341,8 @@ def load_policy(config: RunConfig, folder: Path, device: torch.device) -> Loaded
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder.parent} has neither checkpoints nor a final model yet: let the run come to its first checkpoint (checkpoint.steps)")
     loaded = load_folder(folder, config.model, seed=config.run.seed, label=folder.name)
+    if config.model.cast_lm_head_to_fp32:
+        use_float32_head(loaded.module)
     loaded.module.to(device)
     return loaded
 
