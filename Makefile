@@ -5,10 +5,10 @@ STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format bench rows clean
+.PHONY: help setup train test test-peer check format bench rows clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv and install rlexp with everything for training and tests
 
@@ -25,6 +25,10 @@ train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few 
 
 test: $(STAMP) ## Run the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-peer: $(STAMP) ## Install TRL and compare with it: gradients, options, what differs on purpose
+	$(BIN)/python -m pip install --quiet --editable '.[peer]'
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS) tests/peer
 
 check: $(STAMP) ## Lint, types, generated docs and requirement rows
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Fail on a skipped test that is not allowed: python scripts/skips.py REPORT.xml ALLOWED.txt [--totals]
+"""Fail on a skipped test that is not allowed: python scripts/skips.py REPORT.xml... ALLOWED.txt [--totals]
 
 ALLOWED.txt has a line `tests/file.py::name  reason` for each test that may be skipped.
 """
@@ -12,13 +12,14 @@ from xml.etree import ElementTree
 
 def main() -> int:
     """Print skipped tests that are not allowed; exit code 1 when there are any."""
-    cases = list(ElementTree.parse(sys.argv[1]).iter("testcase"))
+    *reports, allowed_file = [argument for argument in sys.argv[1:] if argument != "--totals"]
+    cases = [case for report in reports for case in ElementTree.parse(report).iter("testcase")]
     skipped = [case for case in cases if case.find("skipped") is not None]
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     if "--totals" in sys.argv:
         print(f"{len(cases) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} skipped")
         return 0
-    lines = [line.split(maxsplit=1) for line in Path(sys.argv[2]).read_text().splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line.split(maxsplit=1) for line in Path(allowed_file).read_text().splitlines() if line.strip() and not line.startswith("#")]
     allowed = {line[0] for line in lines if len(line) == 2}
     wrong = 0
     for case in skipped:

@@ -60,7 +60,7 @@ def test_these_are_all_of_their_losses() -> None:
     assert {name for found in lists for name in re.findall(r"\"(\w+)\"", found)} == set(LOSSES)
 
 
-@pytest.mark.rows("GRPO-027", "GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031", "GRPO-032")
+@pytest.mark.rows("GRPO-006", "GRPO-027", "GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031", "GRPO-032", "GRPO-033", "GRPO-034", "GRPO-035")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss(loss: str, model: Path, tmp_path: Path) -> None:
     """Two passes: in the first the ratio is 1, in the second it is far from it."""
@@ -74,7 +74,7 @@ def test_every_loss(loss: str, model: Path, tmp_path: Path) -> None:
         assert mine.metrics[0][name] == pytest.approx(peers.metrics[0][name], rel=1e-6, abs=1e-7), name
 
 
-@pytest.mark.rows("GRPO-033", "GRPO-166", "GRPO-168")
+@pytest.mark.rows("GRPO-010", "GRPO-023", "GRPO-024", "GRPO-025")
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_with_kl(loss: str, bias_correction: bool, model: Path, other: Path, tmp_path: Path) -> None:
@@ -90,7 +90,17 @@ def test_every_loss_with_kl(loss: str, bias_correction: bool, model: Path, other
     assert (without - mine.gradients[0]).norm() > 0.01 * without.norm(), "the KL term has a part in it"
 
 
-RLOO = {
+@pytest.mark.rows("GRPO-170", "GRPO-171", "GRPO-172")
+def test_a_reference_that_follows(model: Path, other: Path, tmp_path: Path) -> None:
+    """It moves after every second step, so steps 3 and 5 are the first to see it."""
+    change, peers_change = other_reference(other)
+    moves = ["algorithm.sync_ref_model=true", "algorithm.ref_model_mixup_alpha=0.3", "algorithm.ref_model_sync_steps=2"]
+    mine = ours.train(tmp_path / "ours", model, ROLLOUTS, "algorithm.beta=0.05", "optimizer.learning_rate=0.3", *moves, steps=5, change=change)
+    options = {"beta": 0.05, "learning_rate": 0.3, "sync_ref_model": True, "ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 2}
+    compare(mine, theirs.train(tmp_path / "theirs", model, ROLLOUTS, steps=5, change=peers_change, **options))
+
+
+RLOO: dict[str, tuple[list[str], dict[str, Any]]] = {
     "default": ([], {}),
     "no_kl": (["algorithm.beta=0"], {"beta": 0.0}),
     "normalized": (["algorithm.normalize_advantages=true"], {"normalize_advantages": True}),
@@ -100,7 +110,7 @@ RLOO = {
 """their `loss` has a constant for a masked completion (test_differences), so that of the last is not compared"""
 
 
-@pytest.mark.rows("RLOO-001", "RLOO-002", "RLOO-003", "RLOO-004", "RLOO-005")
+@pytest.mark.rows("RLOO-002", "RLOO-003", "RLOO-004", "RLOO-005", "RLOO-010", "RLOO-011", "RLOO-016", "RLOO-021")
 @pytest.mark.parametrize("case", RLOO)
 def test_rloo(case: str, model: Path, other: Path, tmp_path: Path) -> None:
     overrides, options = RLOO[case]
@@ -164,6 +174,7 @@ OPTIONS: dict[str, tuple[list[str], dict[str, Any], Rollouts]] = {
 }
 
 
+@pytest.mark.rows("GRPO-013", "GRPO-014", "GRPO-016", "GRPO-019", "GRPO-020", "GRPO-036", "GRPO-037", "GRPO-039", "GRPO-046", "GRPO-048")
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options(case: str, model: Path, tmp_path: Path) -> None:
     overrides, options, rollouts = OPTIONS[case]
@@ -183,7 +194,7 @@ ENTROPY: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.rows("GRPO-067", "GRPO-069")
+@pytest.mark.rows("GRPO-067", "GRPO-069", "GRPO-070", "GRPO-076")
 @pytest.mark.parametrize("case", ENTROPY)
 def test_entropy_in_one_micro_batch(case: str, model: Path, tmp_path: Path) -> None:
     """Theirs is a mean, or a quantile, of each micro-batch, so both sides have one. Fresh batches: an entropy mask of ours is that of the sampling policy."""
@@ -210,13 +221,10 @@ CORRECTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.rows("GRPO-049", "GRPO-050", "GRPO-051", "GRPO-052", "GRPO-053")
-@pytest.mark.parametrize("loss", ["dapo", "luspo", "vespo"])
-@pytest.mark.parametrize("mode", CORRECTIONS)
-def test_corrections(mode: str, loss: str, model: Path, tmp_path: Path) -> None:
-    """Their correction is for vLLM only; the sampler's log-probs here are the policy's with noise."""
-    if loss == "vespo" and mode.startswith("sequence"):
-        return  # both refuse it (test_differences)
+@pytest.mark.rows("GRPO-052", "GRPO-053", "GRPO-054", "GRPO-055", "GRPO-056", "GRPO-063")
+@pytest.mark.parametrize(("loss", "mode"), [(loss, mode) for loss in ("dapo", "luspo", "vespo") for mode in CORRECTIONS if loss != "vespo" or mode[0] == "t"])
+def test_corrections(loss: str, mode: str, model: Path, tmp_path: Path) -> None:
+    """Their correction is for vLLM only; the sampler's log-probs here are the policy's with noise. Both refuse vespo by rollout."""
     overrides, bounds = CORRECTIONS[mode]
     rollouts = near_policy(model, ROLLOUTS)
     arguments = (f"loss={loss}", f"correction={mode}", "algorithm.num_iterations=2", *overrides, *LOSSES[loss][0])
@@ -228,7 +236,7 @@ def test_corrections(mode: str, loss: str, model: Path, tmp_path: Path) -> None:
     assert {name: mine.metrics[0][name] for name in names} == pytest.approx({name: peers.metrics[0][name] for name in names}, rel=1e-4)
 
 
-@pytest.mark.rows("GRPO-054")
+@pytest.mark.rows("GRPO-064")
 def test_off_policy_mask(model: Path, tmp_path: Path) -> None:
     rollouts = near_policy(model, ROLLOUTS, seed=3)
     arguments = ("loss=dapo", "algorithm.num_iterations=2")
