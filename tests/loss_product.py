@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from loss_batches import LEVELS, LOSS_NAMES, OWN, loss_config, objective, own_options
+from loss_batches import LEVELS, LOSS_NAMES, OWN, OWN_RATIO, loss_config, objective, own_options
 from run_configs import composed
 
 from rlexp.config.convert import convert
@@ -114,5 +114,11 @@ PRODUCT = [
 
 @functools.cache
 def allowed() -> list[Cell]:
-    """The cells that a run may have."""
-    return [cell for cell in PRODUCT if not cell.problems]
+    """The cells that a run may have, each once: a level that is left out is one of the others, unless the loss has no such option."""
+    return [cell for cell in PRODUCT if not cell.problems and (cell.level == OWN) == (cell.name in OWN_RATIO)]
+
+
+def made_of(cell: Cell, seed: int) -> PolicyObjective:
+    """The objective of a cell with a KL and options of its loss that change from cell to cell."""
+    options = options_of(cell.name)
+    return cell.objective(**KL[seed % len(KL)], **options[seed % len(options)])

@@ -11,7 +11,7 @@ import loss_literal as literal
 import pytest
 import torch
 from loss_batches import CASES, LOSS_NAMES, Batch, objective, own_options, random_batch, step
-from loss_product import KL, PRODUCT, options_of
+from loss_product import KL, PRODUCT, made_of, options_of
 
 from rlexp.losses.objective import PolicyObjective
 from rlexp.registry import LOSSES
@@ -89,8 +89,7 @@ def test_every_loss_ratio_correction_and_mask(record_property):
             assert problem.startswith(expected), problem
             refused += 1
             continue
-        options = options_of(cell.name)
-        run = cell.objective(**KL[seed % len(KL)], **options[seed % len(options)])
+        run = made_of(cell, seed)
         for parts in (WHOLE, PARTS):
             compare(run, seed // 2, parts)
         allowed += 1
