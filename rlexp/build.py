@@ -106,7 +106,8 @@ def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | Non
 def build_network(config: RunConfig, network_class: type[Network], source: LoadedModel, device: torch.device) -> Network:
     """One network of the loop around a model."""
     temperature = sampling_from(config.generation).temperature
-    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast_dtype(config, device))
+    autocast, attention = autocast_dtype(config, device), config.model.attention
+    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast, attention=attention)
 
 
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:

@@ -16,6 +16,23 @@ import pytest
 from programs import Programs
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--attention", help="what model.attention=auto takes in this process: sdpa runs all exactness tests with a dense mask")
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a few tokens would be one tile; tiny tiles make every test of packed rows one of the tiling too."""
+    if "torch" not in sys.modules:
+        return
+    from rlexp.models.attention import interface, tiles
+
+    monkeypatch.setattr(tiles, "OVERHEAD", 8)
+    monkeypatch.setattr(tiles, "LONGEST", 3)
+    if chosen := request.config.getoption("--attention"):
+        monkeypatch.setitem(interface.CHECKED, "cpu", chosen)
+
+
 @pytest.fixture(scope="session")
 def programs():
     """Runs rlexp's programs in processes of their own (see programs.py)."""

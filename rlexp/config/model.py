@@ -14,7 +14,11 @@ class ModelConfig:
 
     name: str = option(REQUIRED, "The model option")
     dtype: str = option("float32", "Dtype of the weights", choices=("float32", "bfloat16", "float16", "float64"))
-    attention: str = option("sdpa", "Attention implementation of the training forward", choices=("sdpa", "eager"))
+    attention: str = option(
+        "auto",
+        "Attention over packed rows. auto: tiles on a CPU, else sdpa (a T x T mask); flex and varlen (FlashAttention) are for a GPU, not yet run on hardware",
+        choices=("auto", "sdpa", "eager", "tiles", "flex", "varlen"),
+    )
     cast_lm_head_to_fp32: bool = option(False, "Compute the output head in float32 where the rest is in bfloat16; not for a head tied to the embeddings")
     disable_dropout: bool = option(True, "Switch dropout off in training too (scoring and sampling never use it)")
     chat_template: Optional[str] = option(None, "File with a Jinja chat template that replaces the tokenizer's own")

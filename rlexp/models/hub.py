@@ -147,7 +147,9 @@ def _tokenizer(folder: Path, template: str | None, trust_remote_code: bool) -> P
 
 
 def _module(folder: Path, architecture: PretrainedConfig, config: ModelConfig, *, seed: int, trust_remote_code: bool, random_weights: bool) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention, "trust_remote_code": trust_remote_code}
+    # other attention than eager is put under the model later, where packed rows need it; None: torch's where the architecture has it
+    attention = config.attention if config.attention in ("sdpa", "eager") else None
+    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": attention, "trust_remote_code": trust_remote_code}
     with _random_state(seed):
         if random_weights:
             return AutoModelForCausalLM.from_config(architecture, **options)

@@ -15,6 +15,8 @@ from rlexp.batching.shares import samples_through
 from rlexp.batching.terms import Terms
 from rlexp.config.errors import UserError
 from rlexp.losses.router import load_balancing
+from rlexp.models.attention import interface as attention_interface
+from rlexp.models.attention.interface import PackedAttention
 from rlexp.models.columns import COLUMNS, Chunk
 from rlexp.models.head import columns_of
 from rlexp.models.loaded import LoadedModel
@@ -37,13 +39,8 @@ class RowTensors:
     """samples that share each position, for the loss of routers"""
     companions: dict[str, tuple[Network, Tensor]] = field(default_factory=dict)
     """by name: the companion and the hidden states that predict the same terms, [L, D], without gradient"""
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """Additive attention mask [1, 1, T, T]: a position sees its ancestors in the trie and itself."""
-        here = torch.arange(len(self.ids_T), device=self.ids_T.device)
-        seen = (here[None, :] <= here[:, None]) & (here[:, None] < self.end_T[None, :])
-        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+    layouts: dict[str, PackedAttention] = field(default_factory=dict)
+    """attention of this row, made once for all layers and passes"""
 
 
 def _padded_candidates(candidates: Candidates, term_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -73,11 +70,14 @@ class Network(nn.Module):
     """A loaded model inside the loop.
 
     temperature: logits are divided by it in every pass, so that log-probs are those of the sampling distribution. chunk: loss terms
-    whose logits exist at once. autocast: dtype of the backbone's matrix products; None leaves the weights' dtype.
+    whose logits exist at once. autocast: dtype of the backbone's matrix products; None leaves the weights' dtype. attention: of
+    packed rows, a value of `model.attention`.
     Raises UserError for an architecture whose output is not head(backbone(x)), or with attention other than full.
     """
 
-    def __init__(self, loaded: LoadedModel, *, temperature: float = 1.0, chunk: int = 256, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, temperature: float = 1.0, chunk: int = 256, autocast: torch.dtype | None = None, attention: str = "auto"
+    ) -> None:
         super().__init__()
         self.module = loaded.module
         self.temperature, self.chunk, self.autocast = temperature, chunk, autocast
@@ -89,6 +89,7 @@ class Network(nn.Module):
             raise UserError(f"model {loaded.label}: attention layers of type {names} cannot be trained on packed rows; choose a model with full attention")
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
+        self.attention = attention_interface.resolve(attention, causal, self.device)
 
     @property
     def provides(self) -> frozenset[str]:
@@ -117,8 +118,8 @@ class Network(nn.Module):
     def _backbone(self, row: RowTensors, **options: bool) -> Any:
         dtype = next(self.module.parameters()).dtype
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            mask = row.mask(self.autocast or dtype)
-            return self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], attention_mask=mask, use_cache=False, **options)
+            attention = attention_interface.arguments(self.attention, row, self.autocast or dtype, row.layouts)
+            return self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], use_cache=False, **attention, **options)
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Logits [K, V] of the sampling distribution in at least float32: scale, soft cap, temperature."""
@@ -156,13 +157,17 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare head(backbone(x)) with the model's own output on four tokens; raises UserError when they differ."""
-        count = min(4, self.causal.config.get_text_config().vocab_size)
-        ids = torch.arange(count, device=self.device)
-        row = RowTensors(ids, ids, torch.full_like(ids, count), ids, ids)
+        """Compare a small packed row with the model's own output on each of its branches; raises UserError when they differ."""
+        last = min(4, self.causal.config.get_text_config().vocab_size) - 1
+        prefix = [0] * 2
+        branches = torch.tensor([[*prefix, 1 % (last + 1)], [*prefix, last]], device=self.device)
+        ids = torch.cat([branches[0], branches[1, -1:]])
+        here = torch.arange(4, device=self.device)
+        row = RowTensors(ids, torch.tensor([0, 1, 2, 2], device=self.device), torch.tensor([4, 4, 3, 4], device=self.device), here, ids)
         mine = self.logits(self.hidden(row)) * self.temperature
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            theirs = self.causal(input_ids=ids[None]).logits[0].to(mine.dtype)
+            output = self.causal(input_ids=branches).logits
+        theirs = torch.cat([output[0], output[1, -1:]]).to(mine.dtype)
         if not torch.allclose(mine, theirs, atol=1e-2 if self.autocast else 1e-3, rtol=1e-3):
             largest = float((mine - theirs).abs().max())
             raise UserError(f"model {type(self.causal).__name__} computes its logits in a way that is not supported (largest difference {largest:.3g})")

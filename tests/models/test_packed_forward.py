@@ -45,10 +45,10 @@ def columns(network: Network, samples: list[Sample], budget: int = 1000, names: 
 @pytest.mark.rows("GRPO-008")
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "tiles"])
 def test_packed_equals_each_sample_alone(kind: str, dtype: torch.dtype, tolerance: float, attention: str) -> None:
-    loaded = tiny_model(kind=kind, dtype=dtype, attention=attention, spread=2.0)
-    network = Network(loaded, temperature=0.7, chunk=3)
+    loaded = tiny_model(kind=kind, dtype=dtype, attention="eager" if attention == "eager" else "sdpa", spread=2.0)
+    network = Network(loaded, temperature=0.7, chunk=3, attention=attention)
     packed = columns(network, BRANCHING)
     at = 0
     for item in BRANCHING:
