@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -135,7 +136,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, query_offsets: Tensor, ke
     """What the kernel promises: sequence by sequence, causal, aligned to the end."""
     assert options == {"window_size": (-1, 0), "enable_gqa": True}
     out = []
-    for (a, b), (c, d) in zip(zip(query_offsets, query_offsets[1:], strict=False), zip(key_offsets, key_offsets[1:], strict=False), strict=True):
+    for (a, b), (c, d) in zip(itertools.pairwise(query_offsets), itertools.pairwise(key_offsets), strict=True):
         assert b - a <= longest[0] and d - c <= longest[1]
         q, k, v = query[a:b].transpose(0, 1), key[c:d].transpose(0, 1), value[c:d].transpose(0, 1)
         groups = len(q) // len(k)

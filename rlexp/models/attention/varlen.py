@@ -27,10 +27,11 @@ class Varlen:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [1, H, T, D], key and value [1, H or fewer, T, D] -> [1, H, T, D]."""
-        gathered = [states[0].transpose(0, 1).index_select(0, self._gather) for states in (key, value)]
+        keys, values = (states[0].transpose(0, 1).index_select(0, self._gather) for states in (key, value))
         out = varlen_attn(
             query[0].transpose(0, 1),
-            *gathered,
+            keys,
+            values,
             self._query_offsets,
             self._key_offsets,
             self._longest_query,
