@@ -20,7 +20,14 @@ def _length_weighting(config: RunConfig, tasks: int | None) -> Iterator[str]:
 
 
 def _sampled_distribution(config: RunConfig, tasks: int | None) -> Iterator[str]:
-    penalty = config.generation.repetition_penalty
+    """Row GRPO-060, and penalties, whose distribution is not the policy's."""
+    cut = derived.truncated(config)
+    if cut and config.generation.candidates == "none":
+        yield (
+            f"{', '.join(cut)}: generation={config.generation.name} does not tell which tokens were left to choose from, so the trainer cannot normalise "
+            "over them and the ratio is biased"
+        )
+    penalty = derived.sampling_value(config, "repetition_penalty")
     if penalty != 1:
         yield f"generation.repetition_penalty={penalty:g} samples from another distribution than the one that is trained: the ratio is biased"
 

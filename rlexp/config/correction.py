@@ -17,7 +17,7 @@ class CorrectionConfig:
     name: str = option(
         "auto",
         "none; one of the modes: the weight of each token or the product over a rollout's, clamped to the bounds (truncate) or zero outside them (mask); "
-        "auto: sequence_mask (token_truncate for loss=vespo) when vLLM samples for any loss but rloo's, else none",
+        "auto: sequence_mask (token_truncate for loss=vespo) when a sampler with numerics of its own (vLLM) samples for any loss but rloo's, else none",
         choices=("auto", "none", *MODES),
     )
     clip_min: Optional[float] = option(None, "Lower bound of the weight; null: none", ge=0)

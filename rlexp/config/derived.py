@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlexp.config.algorithm import PolicyGradientConfig
 from rlexp.config.data import AdditionDataConfig, FilesDataConfig
 from rlexp.config.names import run_name
 from rlexp.config.run import RunConfig
+from rlexp.config.values import WrongType, convert_value
 
 _COUNTABLE_BYTES = 64 * 2**20
 """Larger files are not read just to count their tasks"""
@@ -91,17 +93,32 @@ def epsilon_high(config: RunConfig) -> float | None:
     return high if high is not None else getattr(config.loss, "epsilon", None)
 
 
+def sampling_value(config: RunConfig, name: str) -> Any:
+    """A sampling option as it applies: generation.generation_kwargs beats the key. One that has the wrong type is refused elsewhere."""
+    try:
+        given = convert_value(config.generation.generation_kwargs, Any) or {}
+    except WrongType:
+        given = {}
+    value = given.get(name) if isinstance(given, dict) else None
+    return value if isinstance(value, (int, float)) else getattr(config.generation, name)
+
+
+def truncated(config: RunConfig) -> list[str]:
+    """The options that leave out tokens before one is sampled, as `key=value`."""
+    off = {"top_k": (0,), "top_p": (1,), "min_p": (None, 0)}
+    return [f"generation.{name}={sampling_value(config, name):g}" for name, values in off.items() if sampling_value(config, name) not in values]
+
+
 def correction_mode(config: RunConfig) -> str:
     """What correction=auto stands for, or the mode that was chosen.
 
-    auto corrects when vLLM samples for a GRPO-type objective: any loss but rloo's, whose paper and peers have none, and dppo's, whose
-    ratio is to the sampler already. vespo takes weights of
-    tokens only.
+    auto corrects when a sampler with numerics of its own (vLLM) samples for a GRPO-type objective: any loss but rloo's, whose paper and
+    peers have none, and dppo's, whose ratio is to the sampler already. vespo takes weights of tokens only.
     """
     if config.correction.name != "auto":
         return config.correction.name
     grpo_type = isinstance(config.algorithm, PolicyGradientConfig) and config.loss.name != "rloo" and not config.loss.ratio_to_sampler
-    if not config.generation.name.startswith("vllm") or not grpo_type:
+    if not config.generation.own_numerics or not grpo_type:
         return "none"
     return "token_truncate" if config.loss.takes_correction else "sequence_mask"
 

@@ -12,10 +12,15 @@ from rlexp.config.fields import REQUIRED, option
 class GenerationConfig:
     """What every generator has. A model's own generation_config gives EOS ids only, never sampling settings.
 
-    free_arguments: whether generation_kwargs may hold arguments of the backend that have no key here.
+    free_arguments: whether generation_kwargs may hold arguments of the backend that have no key here. own_numerics: whether its
+    log-probs differ from the trainer's for equal weights, so that correction=auto corrects. candidates: which of the tokens that
+    top_k, top_p and min_p left to choose from come with each sampled token, so that the trainer normalises over the same ones: all of
+    them, the top_k most probable ones at most, or none.
     """
 
     free_arguments: ClassVar[bool] = False
+    own_numerics: ClassVar[bool] = False
+    candidates: ClassVar[str] = "none"
     name: str = option(REQUIRED, "The generator")
     temperature: float = option(
         1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0"
@@ -37,6 +42,7 @@ class GenerationConfig:
 class NativeGenerationConfig(GenerationConfig):
     """Our sampler in the trainer's process: one prefill per distinct prompt, finished rows leave the batch."""
 
+    candidates: ClassVar[str] = "all"
     name: str = "native"
     max_wave_tokens: int = option(65536, "Most key-value cache positions held at once (rows x longest possible length)", ge=64)
 
@@ -46,6 +52,7 @@ class TransformersGenerationConfig(GenerationConfig):
     """transformers' generate()."""
 
     free_arguments: ClassVar[bool] = True
+    candidates: ClassVar[str] = "all"
     name: str = "transformers"
     cache_implementation: Optional[str] = option(None, "Key-value cache of generate(), e.g. static; null: its default")
     batch_size: int = option(64, "Completions generated at once", ge=1)

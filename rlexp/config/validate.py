@@ -123,11 +123,11 @@ def _correction(config: RunConfig) -> Iterator[str]:
         yield f"correction={mode} does not go with loss={config.loss.name}, whose ratio is to the sampler already: set correction=none"
     if settings.normalize and not mode.startswith("sequence"):
         yield f"correction.normalize=true is for the sequence modes, and the correction is {mode}: leave it out, or set correction=sequence_mask"
-    if mode != "none" and generation.repetition_penalty != 1:
-        yield f"generation.repetition_penalty={generation.repetition_penalty:g} changes the sampler's log-probs, which cannot be corrected: set correction=none"
-    filtered = generation.top_p < 1 or bool(generation.min_p)
-    if mode != "none" and generation.name.startswith("vllm") and filtered and generation.top_k == 0:
-        yield "generation.top_p or min_p with a correction needs generation.top_k > 0 (e.g. 512), which bounds the candidates that must be returned"
+    penalty, cut = derived.sampling_value(config, "repetition_penalty"), derived.truncated(config)
+    if mode != "none" and penalty != 1:
+        yield f"generation.repetition_penalty={penalty:g} changes the sampler's log-probs, which cannot be corrected: set correction=none"
+    if mode != "none" and generation.candidates == "top_k" and cut and not any("top_k" in option for option in cut):
+        yield f"{cut[0]} with correction={mode} needs generation.top_k > 0 (e.g. 512), which bounds the candidates that generation={generation.name} returns"
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:

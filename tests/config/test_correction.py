@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from run_configs import composed, default_with
 
+from rlexp.config.advice import warnings
 from rlexp.config.correction import CorrectionConfig
 from rlexp.config.derived import correction_mode, correction_text
+from rlexp.config.generation import GenerationConfig, NativeGenerationConfig, TransformersGenerationConfig
 from rlexp.config.run import RunConfig
 from rlexp.config.validate import problems
+from rlexp.registry import GENERATORS
 
-VLLM = {"generation__name": "vllm"}
+
+@dataclass
+class EngineConfig(GenerationConfig):
+    """A generator with kernels of its own that returns a bounded number of candidates, as vLLM does."""
+
+    own_numerics: ClassVar[bool] = True
+    candidates: ClassVar[str] = "top_k"
+    name: str = "engine"
+
+
+@dataclass
+class ServerConfig(EngineConfig):
+    """Another one that returns log-probs only."""
+
+    candidates: ClassVar[str] = "none"
+    name: str = "server"
+
+
+def engine(**options: Any) -> dict[str, Any]:
+    return {"generation": EngineConfig(**options)}
 
 
 def corrected(name: str = "auto", loss: str = "dapo", algorithm: str = "grpo", values: dict[str, Any] | None = None, **settings: Any) -> RunConfig:
@@ -25,18 +48,18 @@ def corrected(name: str = "auto", loss: str = "dapo", algorithm: str = "grpo", v
 @pytest.mark.rows("GRPO-051", "GRPO-052", "GRPO-056")
 def test_what_auto_stands_for():
     assert correction_mode(corrected()) == "none", "the shipped samplers run the trainer's own weights"
-    assert correction_mode(corrected(values=VLLM)) == "sequence_mask"
-    assert correction_mode(corrected(values=VLLM, loss="vespo")) == "token_truncate"
-    assert correction_mode(corrected(values=VLLM, loss="rloo", algorithm="rloo")) == "none"
-    assert correction_mode(corrected(values=VLLM, loss="dppo")) == "none"
-    assert correction_mode(corrected("none", values=VLLM)) == "none"
+    assert correction_mode(corrected(values=engine())) == "sequence_mask"
+    assert correction_mode(corrected(values=engine(), loss="vespo")) == "token_truncate"
+    assert correction_mode(corrected(values=engine(), loss="rloo", algorithm="rloo")) == "none"
+    assert correction_mode(corrected(values=engine(), loss="dppo")) == "none"
+    assert correction_mode(corrected("none", values=engine())) == "none"
     assert correction_mode(corrected("token_mask")) == "token_mask"
 
 
 def test_the_plan_says_what_is_done():
     assert correction_text(corrected()) == "none (auto)"
     assert correction_text(corrected("none")) == "none"
-    assert correction_text(corrected(values=VLLM)) == "sequence_mask (auto), weights from none to 3"
+    assert correction_text(corrected(values=engine())) == "sequence_mask (auto), weights from none to 3"
     assert (
         correction_text(corrected("sequence_truncate", clip_min=0.5, clip_max=None, normalize=True))
         == "sequence_truncate, weights from 0.5 to none, geometric mean"
@@ -60,8 +83,13 @@ def test_every_option_composes(name):
         (lambda: corrected("token_mask", normalize=True), "correction.normalize=true is for the sequence modes, and the correction is token_mask"),
         (lambda: corrected(normalize=True), "correction.normalize=true is for the sequence modes, and the correction is none"),
         (lambda: corrected("token_mask", values={"generation__repetition_penalty": 1.1}), "generation.repetition_penalty=1.1 changes the sampler's log-probs"),
-        (lambda: corrected(values={**VLLM, "generation__top_p": 0.9}), "needs generation.top_k > 0"),
-        (lambda: corrected(values={**VLLM, "generation__min_p": 0.1}), "needs generation.top_k > 0"),
+        (lambda: corrected(values=engine(top_p=0.9)), "generation.top_p=0.9 with correction=sequence_mask needs generation.top_k > 0"),
+        (lambda: corrected(values=engine(min_p=0.1)), "generation.min_p=0.1 with correction=sequence_mask needs generation.top_k > 0"),
+        (lambda: corrected(values=engine(generation_kwargs={"top_p": 0.9})), "generation.top_p=0.9 with correction=sequence_mask needs generation.top_k > 0"),
+        (
+            lambda: corrected(values=engine(generation_kwargs='{"repetition_penalty": 1.2}')),
+            "generation.repetition_penalty=1.2 changes the sampler's log-probs",
+        ),
     ],
 )
 def test_what_is_refused(config, message):
@@ -73,8 +101,27 @@ def test_what_is_allowed():
     assert problems(corrected("token_mask", clip_max=None)) == []
     assert problems(corrected("token_truncate", clip_min=0.5, clip_max=None)) == []
     assert problems(corrected("token_mask", loss="vespo")) == []
-    assert problems(corrected(values={**VLLM, "generation__top_p": 0.9, "generation__top_k": 512})) == []
-    assert problems(corrected("none", values={**VLLM, "generation__repetition_penalty": 1.1})) == []
+    assert problems(corrected(values=engine(top_p=0.9, top_k=512))) == []
+    assert problems(corrected("none", values=engine(repetition_penalty=1.1))) == []
+
+
+@pytest.mark.rows("GRPO-060", "GRPO-265")
+def test_a_sampler_that_hides_its_candidates_is_warned_of():
+    cut = {"top_p": 0.9, "top_k": 20, "min_p": 0.1}
+    for name, value in cut.items():
+        (warning,) = warnings(default_with(generation=ServerConfig(**{name: value})))
+        assert warning.startswith(f"generation.{name}={value}: generation=server does not tell which tokens were left") and "biased" in warning
+    assert warnings(default_with(generation=ServerConfig())) == []
+    assert warnings(default_with(generation=ServerConfig(generation_kwargs={"min_p": 0.1})))
+    for own in (EngineConfig(**cut), NativeGenerationConfig(**cut), TransformersGenerationConfig(**cut)):
+        assert warnings(default_with(generation=own)) == []
+
+
+def test_configs_say_what_generators_provide():
+    for name in GENERATORS.names():
+        entry = GENERATORS.entry(name)
+        if entry.origin.startswith("rlexp."):
+            assert (entry.config.candidates != "none") == ("candidates" in GENERATORS.load(name).provides), name
 
 
 @pytest.mark.rows("GRPO-261")
