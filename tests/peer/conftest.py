@@ -7,10 +7,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
-from models_for_tests import tiny_model
+from peer.networks import saved
 
-collect_ignore_glob = [] if importlib.util.find_spec("trl") else ["test_[!i]*.py"]
+TESTS = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_installed.py"]
+collect_ignore = TESTS if importlib.util.find_spec("trl") is None else []
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,11 +30,3 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same architecture with other weights, for a reference that differs from the policy."""
     return saved(tmp_path_factory.mktemp("other"), seed=1)
-
-
-def saved(folder: Path, seed: int) -> Path:
-    """Save a network that both sides load."""
-    loaded = tiny_model(dtype=torch.float32, spread=2.0, seed=seed)
-    loaded.module.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    return folder

@@ -13,7 +13,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from peer.results import Steps
-from peer.rollouts import GROUP, LENGTH, Rollouts
+from peer.rollouts import LENGTH, Rollouts
 from transformers import AutoTokenizer
 
 from rlexp import resolvers
@@ -31,11 +31,10 @@ from rlexp.training.trainer import Trainer
 RATE = 1.0
 """learning rate of plain SGD, the same on both sides: large, so that ratios of a second pass leave 1 far behind"""
 
-
 BASE = (
     *("model=hub", "data=files", "data.eval_size=0", "data.shuffle=false", "generation=scripted", "reward=[]", "evaluation=none", "checkpoint=none"),
-    *(f"rollout.max_completion_length={LENGTH}", f"algorithm.num_generations={GROUP}"),
-    *("optimizer=sgd", f"optimizer.learning_rate={RATE}", "optimizer.schedule=constant", "optimizer.max_grad_norm=null"),
+    *(f"rollout.max_completion_length={LENGTH}", "optimizer=sgd"),
+    *(f"optimizer.learning_rate={RATE}", "optimizer.schedule=constant", "optimizer.max_grad_norm=null"),
 )
 
 
@@ -84,7 +83,7 @@ def train(folder: Path, model: Path, rollouts: Rollouts, *overrides: str, steps:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rollouts.rows()))
     paths = [f"model.path={model}", f"data.path={folder / 'tasks.jsonl'}", f"generation.path={folder / 'answers.json'}"]
     terms = [f"reward.terms.{name}={{name: custom, path: 'peer.rollouts:{name}'}}" for name in ("first", "second")[: len(rollouts.rewards)]]
-    size = [f"rollout.prompts_per_batch={len(rollouts.answers)}", f"trainer.max_steps={steps}"]
+    size = [f"rollout.prompts_per_batch={len(rollouts.answers)}", f"algorithm.num_generations={rollouts.group}", f"trainer.max_steps={steps}"]
     config = configured(*BASE, *paths, *terms, *size, *overrides)
     trainer, _ = build(config, RunFolder(folder), SingleStrategy(config.strategy))
     kept = Steps()

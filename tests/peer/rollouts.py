@@ -12,7 +12,6 @@ from typing import Any
 
 LENGTH = 12
 """longest completion in tokens"""
-GROUP = 4
 
 QUESTIONS = ("2+2=", "what is 3 * 4?", "7-5=", "name a prime number below 10")
 ANSWERS = (
@@ -37,12 +36,19 @@ class Rollouts:
     """by [reward function][task][rollout]"""
     logprobs: Sequence[Sequence[Sequence[float | None]]] | None = None
     """the sampler's, by [task][rollout][token]; None: -2 for every token"""
+    trained: Sequence[Sequence[Sequence[bool]]] | None = None
+    """which tokens TRL's env_mask keeps, by [task][rollout][token]; None: all"""
     ended: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     """(task, rollout) that a stop string ended: no EOS token, yet not cut off"""
 
     def changed(self, **values: Any) -> Rollouts:
         """A copy with other values."""
         return replace(self, **values)
+
+    @property
+    def group(self) -> int:
+        """Rollouts of a task."""
+        return len(self.answers[0])
 
     def ids(self, tokenizer: Any) -> list[list[list[int]]]:
         """Token ids by [task][rollout]."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from peer import ours, theirs
+from peer.changes import other_reference, sampled_by_vllm
 from peer.results import Steps, assert_same
 from peer.rollouts import REWARDS, Rollouts
 from peer.sampler import near_policy
-from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
-
-from rlexp.training.trainer import Trainer
 
 ROLLOUTS = Rollouts()
 LOSSES: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -31,19 +27,6 @@ LOSSES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "vespo": ([], {}),
 }
 """loss -> what both sides set for it, beyond its name. bnpo is defined by its micro-batches, so both have one"""
-
-
-def other_reference(other: Path) -> tuple[Any, Any]:
-    """Functions that give the weights of `other` to the reference of our trainer and of theirs."""
-    weights = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).state_dict()
-
-    def mine(trainer: Trainer) -> None:
-        trainer.parts.trainables["policy"].companions["reference"].network.module.load_state_dict(weights)
-
-    def peers(trainer: Any) -> None:
-        trainer.ref_model.load_state_dict(weights)
-
-    return mine, peers
 
 
 def compare(mine: Steps, peers: Steps, names: tuple[str, ...] = ("loss", "grad_norm")) -> None:
@@ -205,12 +188,6 @@ def test_entropy_in_one_micro_batch(case: str, model: Path, tmp_path: Path) -> N
     (plain,) = ours.train(tmp_path / "plain", model, ROLLOUTS, "loss=grpo").gradients
     changed = 1 if case == "adaptive" else 0
     assert (mine.gradients[changed] - plain).norm() > 0.01 * plain.norm()
-
-
-def sampled_by_vllm(trainer: Any) -> None:
-    """What the constructor sets with use_vllm=True, without an engine: the rollouts are fixed, so it would only be told to load weights."""
-    trainer.use_vllm, trainer._last_loaded_step = True, -1
-    trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
 
 
 CORRECTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {

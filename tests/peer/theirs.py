@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from peer.ours import RATE
 from peer.results import Steps
-from peer.rollouts import GROUP, LENGTH, Rollouts, first, second
+from peer.rollouts import LENGTH, Rollouts, first, second
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -42,18 +42,20 @@ class Script:
         self.rollouts, self.answers = rollouts, rollouts.ids(tokenizer)
         self.tasks = {tuple(_prompt_ids(tokenizer, row["prompt"])): task for task, row in enumerate(rollouts.rows())}
 
-    def __call__(self, prompts_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float | None]]]:
-        """Completion ids and sampler log-probs; the n-th time that a prompt comes it gets answer n."""
+    def __call__(self, prompts_ids: list[list[int]]) -> dict[str, list[list[Any]]]:
+        """What a rollout_func returns; the n-th time that a prompt comes it gets answer n."""
         seen: Counter[int] = Counter()
-        completions, logprobs = [], []
+        places = []
         for ids in prompts_ids:
             task = self.tasks[tuple(ids)]
-            number = seen[task] % GROUP
+            places.append((task, seen[task] % self.rollouts.group))
             seen[task] += 1
-            completions.append(self.answers[task][number])
-            given = self.rollouts.logprobs
-            logprobs.append([-2.0] * len(completions[-1]) if given is None else list(given[task][number]))
-        return completions, logprobs
+        made: dict[str, list[list[Any]]] = {"prompt_ids": prompts_ids, "completion_ids": [self.answers[task][number] for task, number in places]}
+        given, trained = self.rollouts.logprobs, self.rollouts.trained
+        made["logprobs"] = [[-2.0] * len(self.answers[task][number]) if given is None else list(given[task][number]) for task, number in places]
+        if trained is not None:
+            made["env_mask"] = [[int(token) for token in trained[task][number]] for task, number in places]
+        return made
 
 
 def _prompt_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -70,21 +72,25 @@ def train(
     micro_batches: int = 4,
     change: Callable[[Any], None] | None = None,
     attention_dropout: float = 0.0,
+    weights: dict[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> Steps:
     """Some optimizer steps of GRPOTrainer or RLOOTrainer with their own options. change: called with the trainer before it starts.
 
-    micro_batches: of a generation batch; the accumulation, and with it steps_per_generation, is as many unless options say otherwise.
+    micro_batches: of a generation batch; the accumulation, and with it steps_per_generation, is as many unless options say otherwise. weights: loaded into
+    the model before the trainer gets it.
     """
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa", attention_dropout=attention_dropout)
+    if weights is not None:
+        loaded.load_state_dict(weights)
     script = Script(rollouts, tokenizer)
     config_class, trainer_class = (RLOOConfig, RLOOTrainer) if algorithm == "rloo" else (GRPOConfig, GRPOTrainer)
     values: dict[str, Any] = {
         "output_dir": str(folder),
-        "per_device_train_batch_size": len(rollouts.answers) * GROUP // micro_batches,
+        "per_device_train_batch_size": len(rollouts.answers) * rollouts.group // micro_batches,
         "gradient_accumulation_steps": micro_batches,
-        "num_generations": GROUP,
+        "num_generations": rollouts.group,
         "max_completion_length": LENGTH,
         "max_steps": steps,
         "learning_rate": RATE,
@@ -104,13 +110,7 @@ def train(
     kept = Steps()
     more: dict[str, Any] = {}
     if algorithm == "grpo":
-
-        def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            prompt_ids = trainer._tokenize_prompts(prompts)[0]
-            completion_ids, logprobs = script(prompt_ids)
-            return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
-
-        more["rollout_func"] = rollout_func
+        more["rollout_func"] = lambda prompts, trainer: script(trainer._tokenize_prompts(prompts)[0])
     trainer = trainer_class(
         model=loaded,
         reward_funcs=[first, second][: len(rollouts.rewards)],
@@ -121,7 +121,7 @@ def train(
         **more,
     )
     if algorithm == "rloo":
-        trainer._generate_single_turn = lambda prompt_ids, images, multimodal_fields: script(prompt_ids)[0]
+        trainer._generate_single_turn = lambda prompt_ids, images, multimodal_fields: script(prompt_ids)["completion_ids"]
     if change is not None:
         change(trainer)
     trainer.train()
