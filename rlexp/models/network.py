@@ -23,6 +23,9 @@ from rlexp.models.loaded import LoadedModel
 from rlexp.models.router import ROUTER, causal_of, experts_per_token
 from rlexp.records.turn import Candidates
 
+MOST_LOGITS = 2**24
+"""Logits that exist at once, whatever the chunk: 64 MiB in float32"""
+
 
 @dataclass
 class RowTensors:
@@ -87,6 +90,8 @@ class Network(nn.Module):
         if other:
             names = ", ".join(sorted(other))
             raise UserError(f"model {loaded.label}: attention layers of type {names} cannot be trained on packed rows; choose a model with full attention")
+        if not isinstance(self.head, nn.Linear):
+            raise UserError(f"model {loaded.label}: its head is a {type(self.head).__name__}; choose a model whose output head is a linear layer")
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
         self.attention = attention_interface.resolve(attention, causal, self.device)
@@ -107,9 +112,10 @@ class Network(nn.Module):
         return next(self.module.parameters()).device
 
     @property
-    def head(self) -> nn.Module:
+    def head(self) -> nn.Linear:
         """The output projection from hidden states to the vocabulary."""
-        return self.causal.get_output_embeddings()
+        head: nn.Linear = self.causal.get_output_embeddings()
+        return head
 
     def hidden(self, row: RowTensors) -> Tensor:
         """Hidden states that predict each term, [L, D]."""
@@ -121,11 +127,15 @@ class Network(nn.Module):
             attention = attention_interface.arguments(self.attention, row, self.autocast or dtype, row.layouts)
             return self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], use_cache=False, **attention, **options)
 
-    def logits(self, hidden_KD: Tensor) -> Tensor:
-        """Logits [K, V] of the sampling distribution in at least float32: scale, soft cap, temperature."""
+    def project(self, hidden_KD: Tensor) -> Tensor:
+        """What the head gives, [K, V], in the dtype it computes in."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            logits: Tensor = self.head(hidden_KD)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            output: Tensor = self.head(hidden_KD)
+        return output
+
+    def logits(self, output_KV: Tensor) -> Tensor:
+        """Logits [K, V] of the sampling distribution in at least float32, from the head's output: scale, soft cap, temperature."""
+        logits = output_KV.to(torch.promote_types(output_KV.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap:
@@ -137,19 +147,20 @@ class Network(nn.Module):
         output = self._backbone(row, **({"output_router_logits": True} if ROUTER in names else {}))
         hidden_LD = output.last_hidden_state[0].index_select(0, row.position_L)
 
-        def make(hidden_KD: Tensor, where: slice) -> Chunk:
+        def make(output_KV: Tensor, where: slice) -> Chunk:
             with torch.no_grad():
-                companion_logits = {name: network.logits(states[where]) for name, (network, states) in row.companions.items()}
+                companion_logits = {name: network.logits(network.project(states[where])) for name, (network, states) in row.companions.items()}
             kept = row.candidates_LC is not None
             return Chunk(
-                self.logits(hidden_KD),
+                self.logits(output_KV),
                 row.target_L[where],
                 row.candidates_LC[where] if kept else None,  # type: ignore[index]
                 row.candidates_mask_LC[where] if kept else None,  # type: ignore[index]
                 companion_logits,
             )
 
-        columns = columns_of(make, [name for name in names if name != ROUTER], self.chunk, hidden_LD, list(self.head.parameters()))
+        chunk = max(1, min(self.chunk, MOST_LOGITS // self.head.weight.shape[0]))
+        columns = columns_of(self.project, make, [name for name in names if name != ROUTER], chunk, hidden_LD, self.head)
         if ROUTER in names:
             assert row.samples_T is not None
             columns[ROUTER] = load_balancing(output.router_logits, row.samples_T, experts_per_token(self.causal))
@@ -164,7 +175,7 @@ class Network(nn.Module):
         ids = torch.cat([branches[0], branches[1, -1:]])
         here = torch.arange(4, device=self.device)
         row = RowTensors(ids, torch.tensor([0, 1, 2, 2], device=self.device), torch.tensor([4, 4, 3, 4], device=self.device), here, ids)
-        mine = self.logits(self.hidden(row)) * self.temperature
+        mine = self.logits(self.project(self.hidden(row))) * self.temperature
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             output = self.causal(input_ids=branches).logits
         theirs = torch.cat([output[0], output[1, -1:]]).to(mine.dtype)

@@ -16,8 +16,8 @@ BLOCK = 128
 @functools.cache
 def _kernel(device: str) -> Callable[..., Tensor]:
     """Compiled on a GPU. On a CPU the plain form, which has no backward: it is there to check the mask."""
-    kernel: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
-    return kernel
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True)
+    return compiled if device == "cuda" else flex_attention  # type: ignore[return-value]
 
 
 def _lists(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
