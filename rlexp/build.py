@@ -38,6 +38,7 @@ from rlexp.models.float32_head import use_float32_head
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
+from rlexp.models.recompute import recompute_activations
 from rlexp.models.router import router_coefficient
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
@@ -78,8 +79,7 @@ def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
     loaded = registry.PEFTS.load(config.peft.name)(loaded, config.peft, seed=config.run.seed)
     loaded.module.to(device)
     if config.trainer.gradient_checkpointing:
-        loaded.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        loaded.module.enable_input_require_grads()
+        recompute_activations(loaded.module, config.trainer.recompute)
     return loaded
 
 
@@ -106,8 +106,10 @@ def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | Non
 def build_network(config: RunConfig, network_class: type[Network], source: LoadedModel, device: torch.device) -> Network:
     """One network of the loop around a model."""
     temperature = sampling_from(config.generation).temperature
-    autocast, attention = autocast_dtype(config, device), config.model.attention
-    return network_class(source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast, attention=attention)
+    model, autocast = config.model, autocast_dtype(config, device)
+    return network_class(
+        source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast, attention=model.attention, compile=model.compile
+    )
 
 
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:

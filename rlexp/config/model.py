@@ -19,6 +19,7 @@ class ModelConfig:
         "Attention over packed rows. auto: tiles on a CPU, else sdpa (a T x T mask); flex and varlen (FlashAttention) are for a GPU, not yet run on hardware",
         choices=("auto", "sdpa", "eager", "tiles", "flex", "varlen"),
     )
+    compile: bool = option(False, "torch.compile for the training forward and backward (needs a C++ compiler; the first step takes a minute or two longer)")
     cast_lm_head_to_fp32: bool = option(False, "Compute the output head in float32 where the rest is in bfloat16; not for a head tied to the embeddings")
     disable_dropout: bool = option(True, "Switch dropout off in training too (scoring and sampling never use it)")
     chat_template: Optional[str] = option(None, "File with a Jinja chat template that replaces the tokenizer's own")

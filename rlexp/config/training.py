@@ -50,6 +50,11 @@ class TrainerConfig:
     )
     precision: str = option("auto", "Autocast of the forward: auto is bf16 on a GPU and fp32 on a CPU", choices=("auto", "fp32", "bf16"))
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward to save memory")
+    recompute: str = option(
+        "full",
+        "With gradient_checkpointing: full keeps a layer's input only; selective keeps matrix products and attention, and costs hardly any time",
+        choices=("full", "selective"),
+    )
     logits_chunk: int = option(256, "Loss terms whose logits exist at once", ge=1)
     threads: Optional[int] = option(None, "CPU threads of torch in each process; null: the cores divided by the processes", ge=1)
 

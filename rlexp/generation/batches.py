@@ -40,7 +40,7 @@ class ModelGenerator(LocalGenerator):
             raise BadPrompt(f"the prompt has {length} tokens and the model's context is {context}, which leaves none to sample; {fix}")
 
     def sample_wave(self, requests: Sequence[Request]) -> list[Turn]:
-        """One turn for each request, in the order given. Batches are made in the order of `Request.order`, whoever asked first."""
+        """One turn for each request, in the order given. Batches are made by length and `Request.order`, whoever asked first."""
         clipped = [self._clip(request) for request in requests]
         turns: dict[int, Turn] = {}
         for places in self._batches(clipped):
@@ -55,8 +55,8 @@ class ModelGenerator(LocalGenerator):
         return request if request.max_tokens <= room else dataclasses.replace(request, max_tokens=room)
 
     def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Places of the requests of each batch: sorted, one policy and sampling each, as many as fit."""
-        places = sorted(range(len(requests)), key=lambda place: (requests[place].order, requests[place].key))
+        """Places of the requests of each batch: prompts of like length together, one policy and sampling each, as many as fit."""
+        places = sorted(range(len(requests)), key=lambda place: (len(requests[place].ids), requests[place].order, requests[place].key))
         kinds: list[list[int]] = []
         for place in places:
             request = requests[place]

@@ -18,6 +18,9 @@ TIE = 1e-6
 """Nucleus mass counts as reached this close below top_p: a boundary that is exact on paper (.5 + .3 at top_p .8) must not depend
 on rounding. transformers and vLLM leave it to rounding."""
 
+_FIRST = 256
+"""tokens that are sorted at first for a nucleus"""
+
 
 @dataclass
 class Draw:
@@ -43,16 +46,33 @@ def candidates(scores_V: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < scores_V.shape[-1]:
         kept_V &= scores_V >= scores_V.topk(sampling.top_k, dim=-1).values[:, -1:]
     if sampling.top_p < 1.0:
-        left_V = scores_V.masked_fill(~kept_V, -math.inf)
-        sorted_V, order_V = left_V.sort(dim=-1, descending=True, stable=True)
-        probability_V = sorted_V.softmax(-1)
-        before_V = probability_V.cumsum(-1) - probability_V
-        inside_V = before_V < sampling.top_p - TIE
-        inside_V[:, 0] = True
-        kept_V &= torch.zeros_like(kept_V).scatter(-1, order_V, inside_V)
+        kept_V &= nucleus(scores_V.masked_fill(~kept_V, -math.inf), sampling.top_p)
     if sampling.min_p:
         kept_V &= scores_V >= scores_V.amax(-1, keepdim=True) + math.log(sampling.min_p)
     return kept_V | scores_V.isnan()  # so that a broken model shows in the log-prob
+
+
+def nucleus(scores_V: Tensor, top_p: float) -> Tensor:
+    """The most likely tokens, until their mass reaches top_p (Holtzman et al. 2020, arXiv 1904.09751, sec. 3.1): bool [n, V].
+
+    Among equally likely tokens the lower id goes first. Only as many tokens are sorted as the widest nucleus needs: a sort of the whole
+    vocabulary costs more than the forward of a small model.
+    """
+    normaliser = scores_V.logsumexp(-1, keepdim=True)
+    count = min(_FIRST, scores_V.shape[-1])
+    while True:
+        sorted_K = scores_V.topk(count, dim=-1).values
+        probability_K = (sorted_K - normaliser).exp()
+        inside_K = probability_K.cumsum(-1) - probability_K < top_p - TIE
+        inside_K[:, 0] = True
+        if count == scores_V.shape[-1] or not bool(inside_K[:, -1].any()):
+            break
+        count = min(8 * count, scores_V.shape[-1])
+    size = inside_K.sum(-1, keepdim=True)
+    least = sorted_K.gather(-1, size - 1)
+    above_V, equal_V = scores_V > least, scores_V == least
+    room = size - above_V.sum(-1, keepdim=True)
+    return above_V | equal_V & (equal_V.cumsum(-1) <= room)
 
 
 def draw(logits_V: Tensor, sampling: Sampling, uniform: Tensor, seen_V: Tensor | None = None) -> Draw:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,16 @@ from rlexp.records.turn import Candidates
 
 MOST_LOGITS = 2**24
 """Logits that exist at once, whatever the chunk: 64 MiB in float32"""
+
+
+def _call(backbone: nn.Module, **inputs: Any) -> Any:
+    return backbone(**inputs)
+
+
+@functools.cache
+def _compiled_call() -> Callable[..., Any]:
+    """`_call` by torch.compile, one for the process; made on first use, since importing the compiler takes seconds."""
+    return torch.compile(_call, dynamic=True)
 
 
 @dataclass
@@ -74,16 +85,23 @@ class Network(nn.Module):
 
     temperature: logits are divided by it in every pass, so that log-probs are those of the sampling distribution. chunk: loss terms
     whose logits exist at once. autocast: dtype of the backbone's matrix products; None leaves the weights' dtype. attention: of
-    packed rows, a value of `model.attention`.
+    packed rows, a value of `model.attention`. compile: run the backbone through torch.compile (sampling stays as it is).
     Raises UserError for an architecture whose output is not head(backbone(x)), or with attention other than full.
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, temperature: float = 1.0, chunk: int = 256, autocast: torch.dtype | None = None, attention: str = "auto"
+        self,
+        loaded: LoadedModel,
+        *,
+        temperature: float = 1.0,
+        chunk: int = 256,
+        autocast: torch.dtype | None = None,
+        attention: str = "auto",
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.module = loaded.module
-        self.temperature, self.chunk, self.autocast = temperature, chunk, autocast
+        self.temperature, self.chunk, self.autocast, self.compiled = temperature, chunk, autocast, compile
         causal = self.causal
         config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
         other = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
@@ -125,7 +143,8 @@ class Network(nn.Module):
         dtype = next(self.module.parameters()).dtype
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             attention = attention_interface.arguments(self.attention, row, self.autocast or dtype, row.layouts)
-            return self.causal.base_model(input_ids=row.ids_T[None], position_ids=row.depth_T[None], use_cache=False, **attention, **options)
+            call = _compiled_call() if self.compiled else _call
+            return call(self.causal.base_model, input_ids=row.ids_T[None], position_ids=row.depth_T[None], use_cache=False, **attention, **options)
 
     def project(self, hidden_KD: Tensor) -> Tensor:
         """What the head gives, [K, V], in the dtype it computes in."""

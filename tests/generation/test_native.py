@@ -36,9 +36,9 @@ def test_rows_that_have_ended_leave() -> None:
 
 def test_waves_stay_within_their_bound() -> None:
     generator = generator_of("native", tiny_model(eos_ids=()), max_wave_tokens=64)
-    requests = requests_of([[1] * 8, [2] * 3], 8, each=5)  # 16 positions a row: four at once
+    requests = requests_of([[1] * 8, [2] * 3], 8, each=5)  # 11 and 16 positions a row: five short ones at once, then four long ones
     rows = [rows for rows, tokens in shapes_of(generator, requests) if tokens == 1]
-    assert max(rows) == 4 and sum(rows) == 10 * 7
+    assert max(rows) == 5 and sum(rows) == 10 * 7 and rows.count(4) == 7
     alone = requests_of([[3] * 70], 8)  # one row may exceed the bound: it cannot be made smaller
     assert len(generator.sample_wave(alone)[0].ids) == 8
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from rlexp.generation.sampling import draw
+from rlexp.generation.sampling import TIE, draw, nucleus
 from rlexp.records.keys import key, uniforms
 from rlexp.records.request import Sampling
 
@@ -125,3 +125,15 @@ def test_rows_do_not_influence_each_other() -> None:
     alone = [draw(logits[i : i + 1], Sampling(top_p=0.7), uniform[i : i + 1]) for i in range(5)]
     assert together.ids.tolist() == [one.ids.item() for one in alone]
     assert together.logprobs.tolist() == [one.logprobs.item() for one in alone]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_a_nucleus_equals_that_of_a_whole_stable_sort(spread: float, top_p: float) -> None:
+    """Flat distributions need most of the vocabulary; rounded ones are full of ties, which the lower id wins."""
+    scores = (spread * torch.randn(4, 3000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 4).round() / 4
+    scores[2, 100:] = -math.inf
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(-1)
+    inside = probability.cumsum(-1) - probability < top_p - TIE
+    assert torch.equal(nucleus(scores, top_p), torch.zeros_like(inside).scatter(-1, order, inside))

@@ -54,8 +54,14 @@ def attend(
         raise NotImplementedError(f"attention with {', '.join(odd) or 'dropout'}")
     if torch.is_autocast_enabled(query.device.type):  # what torch does for its own attention: norms may have returned to float32
         query, key, value = (states.to(torch.get_autocast_dtype(query.device.type)) for states in (query, key, value))
-    out = packed(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    out = _run(packed, query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+@torch.compiler.disable
+def _run(packed: PackedAttention, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """model.compile stops here: tiles are Python, flex and varlen are compiled kernels already."""
+    return packed(query, key, value, scale)
 
 
 AttentionInterface.register(REGISTERED, attend)
