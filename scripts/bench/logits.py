@@ -1,11 +1,13 @@
 """Memory of the head alone: extra bytes of its forward and backward above weights and their gradients, in a process of its own.
 
-Both sides get hidden states and targets and give log-probs, whose sum is differentiated: rlexp through Network with the backbone
-left out, TRL through the function that its patched forward calls (with the entropy that its trainer always asks for, as a metric).
+Both sides give the log-probs of as many targets, whose sum is differentiated: rlexp by a Network whose row has few positions, each
+with many loss terms, so that next to nothing is spent before the head; TRL by the function that its patched forward calls (with the
+entropy that its trainer always asks for, as a metric).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -15,7 +17,8 @@ from scripts.bench.recorder import Memory
 from scripts.bench.workloads import THREADS, LogitsCase
 
 WARM_UP = 16
-"""tokens of a first pass, which loads what is loaded once"""
+"""terms of a first pass, which loads what is loaded once"""
+POSITIONS = 16
 
 
 def main(pipe: Connection, side: str, tokens: int, case: LogitsCase) -> None:
@@ -27,59 +30,68 @@ def main(pipe: Connection, side: str, tokens: int, case: LogitsCase) -> None:
     pipe.send(run(tokens))
 
 
-def measured(weight: Tensor, hidden: Tensor, targets: Tensor, call) -> int:  # type: ignore[no-untyped-def]
-    """Peak of forward and backward above what is there before, without the gradient of the weights."""
-    weight.grad = hidden.grad = None
+def device() -> torch.device:
+    """Where it is measured."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def extra_bytes(weight: Tensor, logps: Callable[[], Tensor]) -> int:
+    """Peak of forward and backward above what is there before, without the gradient of the head."""
+    weight.grad = None
     memory = Memory()
     memory.reset()
-    call(hidden, targets).sum().backward()
+    logps().sum().backward()
     return memory.peak - weight.numel() * weight.element_size()
 
 
-def given(tokens: int, case: LogitsCase, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Hidden states and targets."""
-    hidden = torch.randn(tokens, case.hidden, device=device).requires_grad_()
-    return hidden, torch.randint(case.vocabulary, (tokens,), device=device)
-
-
-def rlexp_pass(case: LogitsCase):  # type: ignore[no-untyped-def]
-    """tokens -> extra bytes of rlexp's Network, whose hidden states are given."""
-    import numpy as np
+def rlexp_pass(case: LogitsCase) -> Callable[[int], int]:
+    """tokens -> extra bytes of rlexp's Network."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from rlexp.models.loaded import LoadedModel
     from rlexp.models.network import Network, RowTensors
     from scripts.bench.prepare import word_tokenizer
 
-    config = Qwen3Config(vocab_size=case.vocabulary, hidden_size=case.hidden, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=2, head_dim=case.hidden // 2, tie_word_embeddings=False)  # fmt: skip
-    module = Qwen3ForCausalLM(config)
-    if torch.cuda.is_available():
-        module.cuda()
-    loaded = LoadedModel(module, word_tokenizer(8), (1,), 64, "head")
-    network = Network(loaded, autocast=torch.bfloat16 if torch.cuda.is_available() else None)
-    weight = module.lm_head.weight
+    config = Qwen3Config(
+        vocab_size=case.vocabulary,
+        hidden_size=case.hidden,
+        intermediate_size=case.hidden,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=case.hidden,
+        tie_word_embeddings=False,
+    )
+    module = Qwen3ForCausalLM(config).to(device())
+    module.get_input_embeddings().requires_grad_(False)  # whose gradient is as large as the head's
+    network = Network(LoadedModel(module, word_tokenizer(8), (1,), POSITIONS, "head"), autocast=torch.bfloat16 if torch.cuda.is_available() else None)
+    place = torch.arange(POSITIONS, device=device())
 
     def run(tokens: int) -> int:
-        hidden, targets = given(tokens, case, weight.device)
-        place = torch.from_numpy(np.arange(tokens)).to(weight.device)
-        row = RowTensors(targets, place, place, place, targets)
-        network.hidden = lambda row: hidden  # type: ignore[method-assign]
-        return measured(weight, hidden, targets, lambda hidden, targets: network(row, ["logp"])["logp"])
+        targets = torch.randint(case.vocabulary, (tokens,), device=device())
+        row = RowTensors(place, place, torch.full_like(place, POSITIONS), torch.arange(tokens, device=device()) % POSITIONS, targets)
+        return extra_bytes(module.get_output_embeddings().weight, lambda: network(row, ["logp"])["logp"])
 
     return run
 
 
-def trl_pass(case: LogitsCase):  # type: ignore[no-untyped-def]
+def trl_pass(case: LogitsCase) -> Callable[[int], int]:
     """tokens -> extra bytes of TRL's chunked log-probs."""
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    weight = torch.randn(case.vocabulary, case.hidden, device=device).requires_grad_()
+    weight = torch.randn(case.vocabulary, case.hidden, device=device()).requires_grad_()
 
-    def call(hidden: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            return ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy"))[0]
+    def run(tokens: int) -> int:
+        hidden = torch.randn(tokens, case.hidden, device=device()).requires_grad_()
+        targets = torch.randint(case.vocabulary, (tokens,), device=device())
 
-    return lambda tokens: measured(weight, *given(tokens, case, device), call)
+        def logps() -> Tensor:
+            with torch.autocast(device().type, torch.bfloat16, enabled=torch.cuda.is_available()):
+                found = ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy"))
+            logp: Tensor = found[0]
+            return logp
+
+        return extra_bytes(weight, logps)
+
+    return run
