@@ -89,7 +89,7 @@ def test_a_masked_rollout_has_no_kl_and_keeps_its_reward():
 TABLE = batch_of(logp=[[-1, -0.5, -2], [-0.7, -1.2, 0]], old=[[-1.1, -0.9, -1.5], [-0.7, -0.6, 0]], active=[[1, 1, 1], [1, 1, 0]], advantage=[1, -0.5])
 
 
-@pytest.mark.rows("RLOO-004", "RLOO-005", "RLOO-020", "RLOO-076")
+@pytest.mark.rows("RLOO-004", "RLOO-005", "RLOO-020", "RLOO-076...078")
 def test_golden_loss():
     outcome = step(PolicyObjective(rloo, RLOOLossConfig()), TABLE)
     assert outcome.loss == pytest.approx(-0.3, abs=1e-6)
@@ -102,6 +102,15 @@ def test_golden_loss():
         "clip_ratio/low_min": 0.0,
         "clip_ratio/high_max": 0.0,
     }
+
+
+@pytest.mark.rows("RLOO-076...078")
+def test_clipped_rollouts_are_counted_whole():
+    """Ratios e^0.4, e^0.4 and e^-0.4 of whole rollouts; only what the advantage pushes on is clipped."""
+    table = batch_of(logp=[[-1, -1], [-1], [-1, -1, -1]], old=[[-1.2, -1.2], [-1.4], [-0.9, -0.9, -0.8]], advantage=[1, -1, -1])
+    shares = step(PolicyObjective(rloo, RLOOLossConfig()), table).metrics
+    found = [shares[f"clip_ratio/{name}"] for name in ("region_mean", "low_mean", "high_mean", "low_min", "high_max")]
+    assert found == pytest.approx([2 / 3, 1 / 3, 1 / 3, 0.0, 1.0])
 
 
 def literal_loss(batch, leaf, low, high):

@@ -143,10 +143,7 @@ def check_batch_metrics(logged: Logged, greedy: bool = False) -> None:
         assert line["step_time"] >= line["perf/update_s"] + line["perf/generation_s"] + line["perf/reward_s"] + line["perf/score_s"] - 1e-6
 
 
-@pytest.mark.rows(
-    *("GRPO-208", "GRPO-209", "GRPO-210", "GRPO-211", "GRPO-212", "GRPO-213", "GRPO-214", "GRPO-215", "GRPO-216"),
-    *("GRPO-219", "GRPO-220", "GRPO-221", "GRPO-222", "GRPO-223"),
-)
+@pytest.mark.rows("GRPO-208...216", "GRPO-219...223")
 def test_numbers_of_a_batch(model: Path, tmp_path: Path) -> None:
     config = config_of(model, tmp_path, rollout__max_completion_length=12, trainer__max_steps=3, evaluation__steps=1)
     logged = trained(config, tmp_path)
