@@ -196,6 +196,43 @@ def dppo_masked(token: Token, advantage: float, own: dict[str, Any]) -> bool:
     return (advantage > 0 and moved > high) or (advantage < 0 and moved < -own["delta_low"])
 
 
+def clipped_sides(rollout: Rollout, token: Token, options: Options) -> tuple[bool, bool]:
+    """Whether a token counts as clipped from below and from above."""
+    own, advantage = options.loss, rollout.advantage
+    if options.name == "dppo":
+        masked = dppo_masked(token, advantage, own)
+        return masked and advantage < 0, masked and advantage > 0
+    if options.name == "gmpo":
+        x = stop(log_ratio(token))
+        high = own["log_epsilon"] if own["log_epsilon_high"] is None else own["log_epsilon_high"]
+        return x < -own["log_epsilon"] and advantage < 0, x > high and advantage > 0
+    r = stop(ratio(rollout, token, options))
+    if options.name == "cispo":
+        return False, r > own["epsilon_high"] and advantage > 0
+    r = r if own.get("delta") is None else min(r, own["delta"])
+    high = own["epsilon"] if own["epsilon_high"] is None else own["epsilon_high"]
+    return r < 1 - own["epsilon"] and advantage < 0, r > 1 + high and advantage > 0
+
+
+def metrics(rollouts: list[Rollout], options: Options) -> dict[str, float]:
+    """What the loss logs: shares of clipped tokens, or of rollouts where the ratio is one of rollouts; vespo's mean weight."""
+    there = [rollout for rollout in rollouts if rollout.tokens]
+    if options.name in ("sapo", "clip_cov", "kl_cov"):
+        return {}
+    if options.name == "vespo":
+        return {"vespo/phi_seq_mean": sum(vespo_weight(rollout, options) for rollout in there) / len(there)}
+    sides = [[clipped_sides(rollout, token, options) for token in rollout.tokens] for rollout in there]
+    low, high = ([sum(pair[side] for pair in pairs) / len(pairs) for pairs in sides] for side in (0, 1))
+    if options.name == "rloo" or options.level in ("sequence", "sequence_token"):
+        means = [sum(shares) / len(shares) for shares in (low, high)]
+    else:
+        means = [sum(pair[side] for pairs in sides for pair in pairs) / sum(map(len, sides)) for side in (0, 1)]
+    if options.name == "cispo":
+        return {"cispo_clip_ratio": means[1]}
+    named = {"low_mean": means[0], "high_mean": means[1], "region_mean": sum(means), "low_min": min(low), "high_max": max(high)}
+    return {f"clip_ratio/{name}": value for name, value in named.items()}
+
+
 def choose_by_covariance(rollouts: list[Rollout], name: str, own: dict[str, Any]) -> None:
     """A share of the step's tokens, at least one: of those within the bounds the ones with the smallest draws, or those of highest covariance."""
     pairs = [(token, rollout.advantage) for rollout in rollouts for token in rollout.tokens]

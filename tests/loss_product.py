@@ -90,7 +90,7 @@ def _plain_default() -> dict[str, Any]:
 
 
 @functools.cache
-def _converted(name: str, level: str) -> tuple[RunConfig, list[str]]:
+def converted(name: str, level: str) -> tuple[RunConfig, list[str]]:
     """A run's config with this loss, and the unknown keys in it: a ratio level where the loss has no such option."""
     loss = dataclasses.asdict(loss_config(name)) | ({} if level == OWN else {"importance_sampling_level": level})
     return convert({**_plain_default(), "loss": loss})
@@ -98,7 +98,7 @@ def _converted(name: str, level: str) -> tuple[RunConfig, list[str]]:
 
 @functools.cache
 def _problems(name: str, level: str, correction: int, mask: int) -> tuple[str, ...]:
-    config, unknown = _converted(name, level)
+    config, unknown = converted(name, level)
     if unknown:
         return tuple(unknown)
     weights = CORRECTIONS[correction]
@@ -112,10 +112,10 @@ PRODUCT = [
 ]
 
 
-@functools.cache
-def allowed() -> list[Cell]:
-    """The cells that a run may have, each once: a level that is left out is one of the others, unless the loss has no such option."""
-    return [cell for cell in PRODUCT if not cell.problems and (cell.level == OWN) == (cell.name in OWN_RATIO)]
+def allowed(name: str | None = None) -> list[Cell]:
+    """The cells that a run (with this loss) may have, each once: a level that is left out is one of the others, unless the loss has no such option."""
+    cells = (cell for cell in PRODUCT if name in (None, cell.name) and (cell.level == OWN) == (cell.name in OWN_RATIO))
+    return [cell for cell in cells if not cell.problems]
 
 
 def made_of(cell: Cell, seed: int) -> PolicyObjective:

@@ -11,7 +11,7 @@ from rlexp.losses.ratio import importance_ratio
 
 
 def cispo(inputs: LossInputs, config: CISPOLossConfig) -> PolicyTerm:
-    """MiniMax-M1 (arXiv 2506.13585, eq. 4 and 5): -sg(min(r, epsilon_high)) A logp for each term; the paper sets no lower bound.
+    """MiniMax-M1 (arXiv 2506.13585, section 3.1, eq. 4 and 5): -sg(min(r, epsilon_high)) A logp for each term; the paper sets no lower bound.
 
     Every token keeps a gradient, also one whose ratio is at the bound. The bound is epsilon_high itself; ScaleRL
     (arXiv 2510.13786) advises about 5. Denominator: N, the active tokens of the whole step, as in the paper's eq. 4.

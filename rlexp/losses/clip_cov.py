@@ -8,7 +8,7 @@ from rlexp.losses.ratio import importance_ratio
 
 
 def clip_cov(inputs: LossInputs, config: ClipCovLossConfig) -> PolicyTerm:
-    """arXiv 2505.22617, eq. 11: -r A for each term, 0 for the chosen ones (rlexp.losses.covariance); the ratio itself is not clipped.
+    """Clip-Cov (arXiv 2505.22617): -r A for each term, 0 for the chosen ones (rlexp.losses.covariance); the ratio itself is not clipped.
 
     Denominator: N, the active tokens of the whole step, chosen ones too, as the paper's mean over tokens.
     """

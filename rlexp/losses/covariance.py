@@ -1,4 +1,4 @@
-"""Which tokens drive the entropy down: those whose log-prob and advantage are high together (arXiv 2505.22617, section 3)."""
+"""Which tokens drive the entropy down: those whose log-prob and advantage are high together (arXiv 2505.22617)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlexp.config.losses import CovarianceLossConfig
 
 
 def covariances(logp_L: np.ndarray, advantage_L: np.ndarray, active_L: np.ndarray, step_L: np.ndarray) -> np.ndarray:
-    """(log pi - its mean) (A - its mean) of each active term, the means over the active terms of its step, 0 at others; float64 [L] (eq. 9)."""
+    """(log pi - its mean) (A - its mean) of each active term, the means over the active terms of its step, 0 at others; float64 [L]."""
     cov_L = np.zeros(len(logp_L))
     for step in np.unique(step_L[active_L]):
         mine_L = active_L & (step_L == step)
@@ -19,8 +19,8 @@ def covariances(logp_L: np.ndarray, advantage_L: np.ndarray, active_L: np.ndarra
 def chosen_terms(config: CovarianceLossConfig, cov_L: np.ndarray, active_L: np.ndarray, step_L: np.ndarray, draw_L: np.ndarray) -> np.ndarray:
     """The terms that a covariance loss treats apart, bool [L]: cov_share of each step's active terms, at least one.
 
-    choice "random" (Clip-Cov, eq. 10): among those whose covariance lies between the bounds, the ones with the smallest draws, fewer if
-    there are fewer. "top" (KL-Cov, eq. 12): those with the largest covariance, the first of equal ones. draw_L: random numbers.
+    choice "random" (Clip-Cov): among those whose covariance lies between the bounds, the ones with the smallest draws, fewer if
+    there are fewer. "top" (KL-Cov): those with the largest covariance, the first of equal ones. draw_L: random numbers.
     """
     chosen_L = np.zeros(len(cov_L), bool)
     for step in np.unique(step_L[active_L]):

@@ -20,7 +20,7 @@ def gmpo(inputs: LossInputs, config: GMPOLossConfig) -> PolicyTerm:
     """
     high = config.log_epsilon if config.log_epsilon_high is None else config.log_epsilon_high
     advantage_L = inputs.where_active(inputs.advantage_L)
-    log_ratio_L = inputs.where_active(inputs.logp_L - inputs.old_logp_L)
+    log_ratio_L = inputs.logp_L - inputs.old_logp_L  # rollout_sum masks
     sign_L = torch.sign(advantage_L)
     clipped_L = sign_L * torch.minimum(sign_L * log_ratio_L, sign_L * log_ratio_L.clamp(-config.log_epsilon, high))
     mean_R = inputs.rollout_sum(clipped_L) / inputs.tokens_R.clamp(min=1)

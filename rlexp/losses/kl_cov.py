@@ -8,7 +8,7 @@ from rlexp.losses.ratio import importance_ratio
 
 
 def kl_cov(inputs: LossInputs, config: KLCovLossConfig) -> PolicyTerm:
-    """arXiv 2505.22617, eq. 13: -r A for each term, plus cov_kl_coef KL(old, policy) for the chosen ones (rlexp.losses.covariance).
+    """KL-Cov (arXiv 2505.22617): -r A for each term, plus cov_kl_coef KL(old, policy) for the chosen ones (rlexp.losses.covariance).
 
     The KL of one token is estimated by |log r|, as the authors' code does; its gradient is 0 at r = 1, so the first step of a batch is not
     changed. Denominator: N, the active tokens of the whole step.

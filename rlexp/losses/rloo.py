@@ -19,7 +19,7 @@ def rloo(inputs: LossInputs, config: RLOOLossConfig) -> PolicyTerm:
     rollout must be in this row.
     """
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    log_ratio_R = inputs.rollout_sum(inputs.where_active(inputs.logp_L - inputs.old_logp_L))
+    log_ratio_R = inputs.rollout_sum(inputs.logp_L - inputs.old_logp_L)
     ratio_L = torch.exp(capped(log_ratio_R)).index_select(0, inputs.rollout_L)
     advantage_L = inputs.where_active(inputs.advantage_L)
     value_L = -torch.minimum(ratio_L * advantage_L, ratio_L.clamp(1 - config.epsilon, 1 + high) * advantage_L)

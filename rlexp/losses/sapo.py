@@ -10,7 +10,7 @@ from rlexp.losses.ratio import importance_ratio
 
 
 def sapo(inputs: LossInputs, config: SAPOLossConfig) -> PolicyTerm:
-    """Soft adaptive policy optimisation (arXiv 2511.20347, eq. 5 and 6): -A 4/tau sigmoid(tau (r - 1)) for each term.
+    """Soft adaptive policy optimisation (arXiv 2511.20347, the gated objective and its gate f): -A 4/tau sigmoid(tau (r - 1)) for each term.
 
     tau is sapo_temperature_pos where A > 0 and sapo_temperature_neg elsewhere. At r = 1 the slope in r is 1, as without a gate,
     and it fades smoothly on both sides, faster for larger tau. The value there is 2/tau A, so the first loss of a run is not 0.

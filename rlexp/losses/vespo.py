@@ -21,7 +21,7 @@ def vespo(inputs: LossInputs, config: VESPOLossConfig) -> PolicyTerm:
 
     W_i is the product of the rollout's token ratios (a sum of logs, each clamped to +-20, the sum to [log 1e-8, 20]), k and lambda
     are the positive pair where A >= 0 and the negative pair elsewhere. phi(1) = 1; an infinite phi (extreme exponents) counts
-    as 0. A correction's token weights enter W_i as further factors, each log within the same bounds. Denominator: N, the active tokens
+    as 0. A correction's token weights enter W_i as further factors, each log at least log 1e-8 (and at most 20 as it is). Denominator: N, the active tokens
     of the whole step, so that phi alone decides how much a rollout weighs. All samples of a rollout must be in this row.
     """
     phi_L = _phi(inputs, config)
@@ -34,12 +34,12 @@ def vespo(inputs: LossInputs, config: VESPOLossConfig) -> PolicyTerm:
 
 @torch.no_grad()
 def _phi(inputs: LossInputs, config: VESPOLossConfig) -> Tensor:
-    """The weight of each term, the same for all terms of a rollout, [L]."""
-    log_ratio_L = inputs.where_active(inputs.logp_L - inputs.old_logp_L).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """The weight of each term, the same for all terms of a rollout, [L]. Masked terms are left out of the sum."""
+    log_ratio_L = (inputs.logp_L - inputs.old_logp_L).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if inputs.weight_L is not None:
-        log_ratio_L = log_ratio_L + inputs.weight_L.log().clamp(LOG_SMALLEST, LOG_RATIO_LIMIT)
+        log_ratio_L = log_ratio_L + inputs.weight_L.log().clamp(min=LOG_SMALLEST)
     log_weight_L = inputs.rollout_sum(log_ratio_L).clamp(LOG_SMALLEST, LOG_RATIO_LIMIT).index_select(0, inputs.rollout_L)
-    positive_L = inputs.where_active(inputs.advantage_L) >= 0
+    positive_L = inputs.advantage_L >= 0
     k_L = torch.where(positive_L, log_weight_L.new_tensor(config.vespo_k_pos), log_weight_L.new_tensor(config.vespo_k_neg))
     lambda_L = torch.where(positive_L, log_weight_L.new_tensor(config.vespo_lambda_pos), log_weight_L.new_tensor(config.vespo_lambda_neg))
     phi_L = torch.exp(lambda_L + k_L * log_weight_L - lambda_L * torch.exp(log_weight_L))

@@ -6,8 +6,13 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Written from the test's recorded property, so that it also comes from a worker process."""
-    for report in terminalreporter.stats.get("passed", []):
-        for name, value in report.user_properties:
-            if name == "matrix" and report.when == "call":
-                terminalreporter.write_line(f"matrix: {value}")
+    """Added up from the recorded properties of the tests, so that they also come from worker processes."""
+    parts = [
+        value for report in terminalreporter.stats.get("passed", []) if report.when == "call" for name, value in report.user_properties if name == "matrix"
+    ]
+    if parts:
+        allowed, refused = (sum(part[number] for part in parts) for number in (0, 1))
+        if allowed + refused == parts[0][2]:
+            terminalreporter.write_line(f"matrix: {allowed} allowed, {refused} refused (each by a named rule), {allowed + refused} = product")
+        else:
+            terminalreporter.write_line(f"matrix: {allowed} allowed, {refused} refused, of {parts[0][2]}: some of the losses did not run or failed")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from loss_batches import CASES, LOSS_NAMES, batch_of, loss_config, micro_batches, objective, own_options, step
 
+from rlexp.losses.correction import Correction
 from rlexp.losses.ratio import importance_ratio
 
 TABLE = batch_of(
@@ -22,28 +24,34 @@ TABLE = batch_of(
 GOLDEN = [
     ("grpo", {}, -0.260284),
     ("grpo", {"importance_sampling_level": "sequence"}, -0.300000),
+    ("gspo", {"epsilon": 0.2, "epsilon_high": None}, -0.300000),
     ("bnpo", {}, -0.402340),
     ("dapo", {}, -0.402340),
     ("dapo", {"importance_sampling_level": "sequence"}, -0.440000),
     ("dr_grpo", {}, -0.251463),
-    ("dapo", {"epsilon_high": 0.5, "delta": 1.3}, -0.422340),
-    ("dapo", {"beta": 0.1}, -0.400913),
-    ("dapo", {"beta": 0.1, "bias": False}, -0.400638),
     ("luspo", {}, -1.100000),
     ("luspo", {"importance_sampling_level": "token"}, -1.005851),  # refused by validation; the formula alone
     ("sapo", {}, -0.612301),
     ("vespo", {}, 0.622568),
     ("cispo", {"epsilon_high": 0.2}, 0.102000),
-    ("cispo", {}, 0.476972),
-    ("gspo", {"epsilon": 0.2, "epsilon_high": None}, -0.300000),
+    ("cispo", {}, 0.476972),  # epsilon_high is 5
+    ("dapo", {"epsilon_high": 0.5, "delta": 1.3}, -0.422340),
+    ("dapo", {"beta": 0.1}, -0.400913),
+    ("dapo", {"beta": 0.1, "bias": False}, -0.400638),
+    ("dapo", {"correction": Correction("token_mask", None, 3.5)}, -0.101241),  # weights [[1.2, 0.9, 0], [3, 1, 1]], see WEIGHTS
+    ("rloo", {}, -0.300000),
 ]
+WEIGHTS = [1.2, 0.9, 4.0, 3.0, 1.0, 1.0]
+"""pi_old / pi_sampler of each term; the third is out of bounds and becomes 0"""
 
 
 @pytest.mark.rows("GRPO-003", "GRPO-023", "GRPO-025", "GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031", "GRPO-032", "GRPO-033", "GRPO-034", "GRPO-035")
 @pytest.mark.rows("GRPO-036", "GRPO-037", "GRPO-038", "GRPO-039", "GRPO-040", "GRPO-041", "GRPO-042", "GRPO-043", "GRPO-044", "GRPO-045", "GRPO-048")
+@pytest.mark.rows("GRPO-051", "GRPO-054", "RLOO-004")
 @pytest.mark.parametrize(("name", "options", "loss"), GOLDEN)
 def test_golden_losses(name, options, loss):
-    assert step(objective(name, **options), TABLE).loss == pytest.approx(loss, abs=1e-6)
+    batch = dataclasses.replace(TABLE, sampler=TABLE.old - torch.tensor([math.log(w) for w in WEIGHTS], dtype=torch.float64))
+    assert step(objective(name, **options), batch).loss == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.rows("GRPO-233", "GRPO-234", "GRPO-235", "GRPO-236", "GRPO-237", "GRPO-238", "GRPO-241")
@@ -205,6 +213,10 @@ def test_the_weight_of_vespo():
         assert outcome.grad.tolist() == pytest.approx([-phi * advantage / 2] * 2)
     far = step(objective("vespo", vespo_k_pos=50.0, vespo_lambda_pos=1e-4), batch_of(logp=[[0.0]], old=[[-18.0]], advantage=[1.0]))
     assert far.metrics["vespo/phi_seq_mean"] == 0.0, "an infinite weight counts as 0"
+    half = math.exp(3 - 3 * math.exp(-0.5) + 2 * -0.5)
+    for log_ratios in ([30.0, -20.5], [19.5, -30.0]):  # each within +-20
+        both = step(objective("vespo"), batch_of(logp=[[0.0, 0.0]], old=[[-x for x in log_ratios]], advantage=[1.0]))
+        assert both.metrics["vespo/phi_seq_mean"] == pytest.approx(half if log_ratios[0] < 20 else math.exp(3 - 3.0), rel=1e-6)
     below = step(objective("vespo"), batch_of(logp=[[-99.0]], old=[[0.0]], advantage=[1.0]))
     assert below.metrics["vespo/phi_seq_mean"] == pytest.approx(math.exp(3) * 1e-16, rel=1e-6)
 

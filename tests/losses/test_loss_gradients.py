@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from loss_batches import CASES, micro_batches, objective, own_options, random_batch
+from loss_batches import CASES, LOSS_NAMES, micro_batches, objective, own_options, random_batch
 from loss_product import KL, allowed, made_of, options_of
 from torch.autograd.gradcheck import GradcheckError
 from torch.overrides import TorchFunctionMode
@@ -57,8 +57,9 @@ def gradcheck(run: PolicyObjective, seed: int, *, frozen: bool = True) -> bool:
     return torch.autograd.gradcheck(replayed, leaves, eps=1e-6, atol=1e-7, rtol=1e-6, fast_mode=True, **options)
 
 
-def test_every_allowed_combination():
-    for seed, cell in enumerate(allowed()):
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_every_allowed_combination(name: str):
+    for seed, cell in enumerate(allowed(name)):
         assert gradcheck(made_of(cell, seed), seed), cell
 
 

@@ -53,6 +53,28 @@ def test_nothing_under_the_mask_gets_through(name, level, bias):
         assert torch.equal(grad[~batch.active], torch.zeros_like(grad[~batch.active]))
 
 
+@pytest.mark.rows("GRPO-009")
+@pytest.mark.cases("S14")
+@pytest.mark.parametrize(("name", "level"), CASES)
+def test_the_term_of_a_loss_is_finite_under_the_mask(name, level):
+    """By itself, before the objective masks it again: value, ratio and their gradients."""
+    batch = random_batch(5)
+    run = objective(name, **own_options(name, importance_sampling_level=level, delta=1.5))
+    for place, bad in itertools.product(("logp", "old", "sampler", "advantage"), (math.nan, math.inf, -math.inf)):
+        leaf = torch.where(batch.active, batch.logp, bad if place == "logp" else batch.logp).requires_grad_()
+        (inputs,) = micro_batches(batch, run.config, leaf, [list(range(6))])
+        masked = {"old": inputs.old_logp_L, "sampler": inputs.sampler_logp_L, "advantage": inputs.advantage_L}.get(place, leaf)
+        broken = torch.where(inputs.active_L, masked, bad)
+        if place == "old":
+            inputs.before["old"] = broken
+        elif place != "logp":
+            setattr(inputs, {"sampler": "sampler_logp_L", "advantage": "advantage_L"}[place], broken)
+        term = run.loss(inputs, run.config)
+        assert torch.isfinite(term.value_L).all() and torch.isfinite(term.ratio_L).all(), (place, bad)
+        (term.value_L.sum() + term.ratio_L.sum()).backward()
+        assert torch.isfinite(leaf.grad).all(), (place, bad)
+
+
 @pytest.mark.cases("S14")
 @pytest.mark.parametrize(("reduction", "loss"), [("tokens", 2.0), ("rollout_mean", 2.0), ("rollouts", 4.0), ("rollout_constant", 1.0), ("micro_batch", 2.0)])
 def test_masked_nan_in_every_reduction(reduction, loss):
