@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEER := $(VENV)/.peer
+W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
@@ -36,13 +38,18 @@ check: $(STAMP) ## Lint, types, generated docs and requirement rows
 	$(BIN)/mypy
 	$(BIN)/python scripts/config_reference.py --check
 	$(BIN)/python scripts/results.py --check
+	$(BIN)/python -m scripts.bench.render --check
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Measure generation and update against plain baselines (ratios)
-	$(BIN)/python scripts/bench.py
+bench: $(PEER) ## Measure beside TRL: make bench W=W1 (all, W1 ... W6, limit, logits, scaling; ARGS=--self checks the measurement)
+	$(BIN)/python -m scripts.bench $(W) $(ARGS)
+
+$(PEER): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,peer]'
+	@touch $@
 
 rows: $(STAMP) ## Which requirement rows have a test: make rows ROWS='GRPO-013...022 GRPO-112...134'
 	$(BIN)/python scripts/rows.py $(ROWS)
