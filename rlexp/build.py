@@ -276,6 +276,7 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
     summary = None
     try:
         status = trainer.run()
+        journal.flush()  # what cannot be written fails the run before it is called finished
         summary = summary_of(trainer, status)
         if rank == 0:
             conclude(config, folder, trainer, loaded, summary)
