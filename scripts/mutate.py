@@ -58,7 +58,9 @@ def main() -> int:
     parser.add_argument("--module", type=Path, help="a file to mutate")
     parser.add_argument("--tests", type=Path, nargs="*", default=[], help="its test files")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds a mutant's tests may take; one that hangs is killed")
+    parser.add_argument(
+        "--deadline", type=float, help="seconds a mutant's tests may take before it counts as killed (default: 30 and 20 times as long as without it)"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]

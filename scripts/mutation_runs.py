@@ -41,7 +41,7 @@ class Trial:
 class Runner:
     """killed, total: how many; killed is None until the tests pass without any error."""
 
-    def __init__(self, work: list[tuple[str, Mutant, Judge]], jobs: int, deadline: float) -> None:
+    def __init__(self, work: list[tuple[str, Mutant, Judge]], jobs: int, deadline: float | None) -> None:
         self.work, self.jobs, self.deadline = work, max(jobs, 1), deadline
         self.killed: int | None = None
         self.total = len(work)
@@ -64,6 +64,8 @@ class Runner:
         seconds = self._control(selected, modules)
         if seconds is None:
             return True
+        if self.deadline is None:
+            self.deadline = 30 + 20 * sum(seconds.values())
         order = sorted(selected, key=lambda item: seconds[item.nodeid])
         chosen: dict[int, list[pytest.Item]] = {}
         for _, _, judges in self.work:
@@ -96,6 +98,7 @@ class Runner:
         return {nodeid: float(took) for took, nodeid in (line.split(" ", 1) for line in lines)}
 
     def _all(self, modules: dict[Path, ModuleType], chosen: dict[int, list[pytest.Item]]) -> None:
+        assert self.deadline is not None
         running: list[Trial] = []
         number = 0
         while number < self.total or running:

@@ -10,8 +10,8 @@ from typing import Any
 import loss_literal as literal
 import pytest
 import torch
-from loss_batches import CASES, LOSS_NAMES, OWN, Batch, objective, own_options, random_batch, step
-from loss_product import KL, PRODUCT, made_of, options_of
+from loss_batches import CASES, LOSS_NAMES, OWN, OWN_RATIO, Batch, objective, own_options, random_batch, step
+from loss_product import KL, PRODUCT, Cell, made_of, options_of
 
 from rlexp.components import register_all
 from rlexp.losses.objective import PolicyObjective
@@ -80,6 +80,13 @@ def test_equals_the_literal_reading(name: str, level: str):
         compare(objective(name, **kl, **own_options(name, importance_sampling_level=level), **options), seed, parts)
 
 
+def is_refused(cell: Cell) -> bool:
+    """What has no meaning: another level than the loss's own, a weight of rollouts inside vespo's, a weight for the sampler on a ratio to it."""
+    if cell.level != OWN and (cell.name in OWN_RATIO or (cell.name == "luspo" and cell.level != "sequence")):
+        return True
+    return cell.correction is not None and (cell.name == "dppo" or (cell.name == "vespo" and cell.correction.per_rollout))
+
+
 @pytest.mark.rows(
     "GRPO-010", "GRPO-026", "GRPO-051", "GRPO-052", "GRPO-053", "GRPO-054", "GRPO-055", "GRPO-056", "GRPO-057", "GRPO-058", "GRPO-059", "GRPO-063"
 )
@@ -91,6 +98,7 @@ def test_every_loss_ratio_correction_and_mask(name: str, record_property: Any):
     for seed, cell in enumerate(PRODUCT):
         if cell.name != name:
             continue
+        assert bool(cell.problems) == is_refused(cell), cell
         if cell.problems:
             (problem,) = cell.problems
             assert problem.startswith("correction=" if cell.level == OWN else "loss.importance_sampling_level"), problem
