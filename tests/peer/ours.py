@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import scripted  # noqa: F401 (registers generation=scripted)
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -36,6 +37,15 @@ BASE = (
     *(f"rollout.max_completion_length={LENGTH}", "optimizer=sgd"),
     *(f"optimizer.learning_rate={RATE}", "optimizer.schedule=constant", "optimizer.max_grad_norm=null"),
 )
+
+
+class OnCPU(SingleStrategy):
+    """On the CPU, as the peer, whatever else the machine has."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return torch.device("cpu")
 
 
 class Kept(SilentLog):
@@ -81,11 +91,13 @@ def train(folder: Path, model: Path, rollouts: Rollouts, *overrides: str, steps:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "answers.json").write_text(json.dumps({"answers": answers}))
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rollouts.rows()))
-    paths = [f"model.path={model}", f"data.path={folder / 'tasks.jsonl'}", f"generation.path={folder / 'answers.json'}"]
+    paths = [f"model.path={model}", f"data.path={folder / 'tasks.jsonl'}"]
+    if not any(override.startswith("generation=") for override in overrides):
+        paths.append(f"generation.path={folder / 'answers.json'}")
     terms = [f"reward.terms.{name}={{name: custom, path: 'peer.rollouts:{name}'}}" for name in ("first", "second")[: len(rollouts.rewards)]]
     size = [f"rollout.prompts_per_batch={len(rollouts.answers)}", f"algorithm.num_generations={rollouts.group}", f"trainer.max_steps={steps}"]
     config = configured(*BASE, *paths, *terms, *size, *overrides)
-    trainer, _ = build(config, RunFolder(folder), SingleStrategy(config.strategy))
+    trainer, _ = build(config, RunFolder(folder), OnCPU(config.strategy))
     kept = Steps()
     trainer.parts.log = Kept(kept)
     policy = trainer.parts.trainables["policy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from peer.changes import counted_forwards, other_reference, sampled_by_vllm
 from peer.networks import saved
 from peer.results import assert_same, cosine
 from peer.rollouts import ANSWERS, QUESTIONS, REWARDS, Rollouts
-from peer.sampler import near_policy, policy_logprobs
+from peer.sampler import kept_masses, near_policy, policy_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlexp.config.errors import UserError
@@ -319,6 +320,26 @@ def test_vespo_by_rollout(model: Path, tmp_path: Path) -> None:
     assert "correction" in refused("loss=vespo", "correction=sequence_mask")
     with pytest.raises(ValueError, match="VESPO loss requires"):
         theirs.train(tmp_path, model, ROLLOUTS, loss_type="vespo", use_vllm=True)
+
+
+def test_truncated_sampling(model: Path, tmp_path: Path) -> None:
+    """Truncated sampling is not biased.
+
+    vLLM normalises over the kept tokens, theirs over all: each weight is the kept mass. Ours are 1, for the kept tokens travel with each turn.
+    """
+    masses = kept_masses(model, ROLLOUTS, top=20)
+    policy = policy_logprobs(model, ROLLOUTS)
+    sampler = [[[x - math.log(m) for x, m in zip(a, b, strict=True)] for a, b in zip(g, h, strict=True)] for g, h in zip(policy, masses, strict=True)]
+    options: dict[str, Any] = {"change": sampled_by_vllm, "vllm_importance_sampling_mode": "token_truncate"}
+    peer = theirs.train(tmp_path / "theirs", model, ROLLOUTS.changed(logprobs=sampler), **options).metrics[0]
+    flat = [mass for group in masses for tokens in group for mass in tokens]
+    name = "sampling/importance_sampling_ratio"
+    assert peer[f"{name}/max"] == pytest.approx(max(flat), rel=1e-4) and max(flat) < 0.9
+    length = "reward.terms.length={name: overlong, max_length: 12, buffer: 11}"
+    mine = ours.train(
+        tmp_path / "ours", model, ROLLOUTS.changed(rewards=()), "generation=native", "generation.top_k=20", "correction=token_truncate", length
+    ).metrics[0]
+    assert (mine[f"{name}/min"], mine[f"{name}/max"]) == (pytest.approx(1.0, abs=1e-5), pytest.approx(1.0, abs=1e-5))
 
 
 def test_stop_strings(model: Path, tmp_path: Path) -> None:
