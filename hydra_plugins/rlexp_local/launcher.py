@@ -25,12 +25,12 @@ class RlexpLocalLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs and print the table of the sweep."""
+        """Run the jobs and print the table of the sweep and how many finished and failed."""
         # Imported here: Hydra imports every launcher at each start, also for --help.
         from rlexp.launch.folder import FAILED
         from rlexp.launch.jobs import run_jobs
         from rlexp.launch.signals import PREEMPTED_CODE, handling
-        from rlexp.launch.sweep_view import SweepView
+        from rlexp.launch.sweep_view import SweepView, totals_text
         from rlexp.reports.sweep_folder import record_jobs
         from rlexp.reports.sweep_table import read_sweep, text_table
 
@@ -45,7 +45,7 @@ class RlexpLocalLauncher(Launcher):
             )
         record_jobs(folder, {result.job.name: list(result.job.overrides) for result in results}, {result.job.name: result.reason for result in results})
         table = read_sweep(folder)
-        print(text_table(table))
+        print(f"{text_table(table)}\n{totals_text(results)}", flush=True)
         failed = [result for result in results if result.state == FAILED]
         for result in failed:
             print(f"\nfailed: {' '.join(result.job.overrides)}\n  {result.reason}\n  log: {folder / 'logs' / f'{result.job.name}.log'}", file=sys.stderr)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rlexp.launch.folder import FAILED, RunFolder
-from rlexp.launch.jobs import Job, Result
+from rlexp.launch.folder import FAILED, FINISHED, RunFolder
+from rlexp.launch.jobs import SKIPPED, Job, Result
 
 TAIL_BYTES = 16384
 
@@ -63,6 +65,13 @@ class SweepView:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
+
+
+def totals_text(results: Sequence[Result]) -> str:
+    """The last line of a sweep: `6 finished, 0 failed`, and what else became of jobs. Those that were finished before count too."""
+    states = Counter(FINISHED if result.state == SKIPPED else result.state for result in results)
+    others = [f"{count} {state}" for state, count in sorted(states.items()) if state not in (FINISHED, FAILED)]
+    return ", ".join([f"{states[FINISHED]} finished", f"{states[FAILED]} failed", *others])
 
 
 def progress_of(folder: Path) -> str:
