@@ -31,9 +31,9 @@ def use_float32_head(module: Any) -> None:
     if head.weight is embeddings.weight:
         raise UserError(
             f"model.cast_lm_head_to_fp32=true needs a head of its own, and that of {type(causal).__name__} is tied to its embeddings "
-            "(tie_word_embeddings): leave the key out"
+            "(tie_word_embeddings): set model.cast_lm_head_to_fp32=false"
         )
     if type(head) is not nn.Linear:
-        raise UserError(f"model.cast_lm_head_to_fp32=true: the head of {type(causal).__name__} is no plain linear layer; leave the key out")
+        raise UserError(f"model.cast_lm_head_to_fp32=true: the head of {type(causal).__name__} is no plain linear layer: set model.cast_lm_head_to_fp32=false")
     head.to(torch.promote_types(head.weight.dtype, torch.float32))
     head.__class__ = Float32Head
