@@ -163,8 +163,12 @@ def _names(name: str) -> Callable[[pytest.Item], bool]:
 def _shared() -> list[Unit]:
     """What the losses share: ratio, clipped term, correction, masks, KL, entropy, denominators, their sum."""
     own = {Path(inspect.getfile(inspect.unwrap(_load(name)))) for name in _loss_units()}
+
+    def judges(item: pytest.Item) -> bool:
+        return _in_room(item, "losses")
+
     paths = [path for path in sorted((ROOT / "rlexp" / "losses").glob("*.py")) if path not in own and path.name != "__init__.py"]
-    return [Unit(f"losses.{path.stem}", mutants_of(path), lambda item: _in_room(item, "losses")) for path in paths]
+    return [Unit(f"losses.{path.stem}", mutants_of(path), judges) for path in paths]
 
 
 def _load(unit: str) -> Any:
@@ -174,13 +178,14 @@ def _load(unit: str) -> Any:
 
 
 def _advantages() -> list[Unit]:
-    """Each file of advantages, and each algorithm with what the algorithms share."""
-    made = []
-    for room, rooms in (("advantages", ("advantages", "algorithms")), ("algorithms", ("advantages", "algorithms"))):
-        for path in sorted((ROOT / "rlexp" / room).glob("*.py")):
-            if path.name not in ("__init__.py", "base.py"):
-                made.append(Unit(f"advantages.{path.stem}", mutants_of(path), lambda item, rooms=rooms: any(_in_room(item, room) for room in rooms)))
-    return made
+    """Each file of advantages, and each algorithm that makes advantages of rewards (it has `values`) with what these algorithms share."""
+
+    def judges(item: pytest.Item) -> bool:
+        return _in_room(item, "advantages") or _in_room(item, "algorithms")
+
+    paths = [path for path in sorted((ROOT / "rlexp" / "advantages").glob("*.py")) if path.name != "__init__.py"]
+    paths += [path for path in sorted((ROOT / "rlexp" / "algorithms").glob("*.py")) if "def values(" in path.read_text(encoding="utf-8")]
+    return [Unit(f"advantages.{path.stem}", mutants_of(path), judges) for path in paths]
 
 
 def _in_room(item: pytest.Item, room: str) -> bool:
