@@ -11,7 +11,7 @@ import pytest
 from peer import ours, theirs
 from peer.changes import other_reference, sampled_by_vllm
 from peer.results import Steps, assert_same
-from peer.rollouts import REWARDS, Rollouts
+from peer.rollouts import ANSWERS, QUESTIONS, REWARDS, Rollouts
 from peer.sampler import near_policy
 from trl import GRPOTrainer
 
@@ -35,6 +35,11 @@ def compare(mine: Steps, peers: Steps, names: tuple[str, ...] = ("loss", "grad_n
     for ours_, theirs_, metrics, peer_metrics in zip(mine.gradients, peers.gradients, mine.metrics, peers.metrics, strict=True):
         assert_same(ours_, theirs_)
         assert {name: metrics[name] for name in names} == pytest.approx({name: peer_metrics[name] for name in names}, rel=2e-5, abs=1e-5)
+
+
+def test_the_fixed_rollouts_are_ragged() -> None:
+    assert len(QUESTIONS) == len(ANSWERS) == len(REWARDS) and len({len(question) for question in QUESTIONS}) == 3
+    assert sum(len(text) == 12 for texts in ANSWERS for text in texts) == 1, "one completion is cut off"
 
 
 def test_these_are_all_of_their_losses() -> None:

@@ -85,6 +85,8 @@ def train(
     if weights is not None:
         loaded.load_state_dict(weights)
     script = Script(rollouts, tokenizer)
+    config_class: Any
+    trainer_class: Any
     config_class, trainer_class = (RLOOConfig, RLOOTrainer) if algorithm == "rloo" else (GRPOConfig, GRPOTrainer)
     values: dict[str, Any] = {
         "output_dir": str(folder),
