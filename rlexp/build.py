@@ -19,7 +19,7 @@ from rlexp.algorithms.base import Algorithm
 from rlexp.chat.rendering import Renderer
 from rlexp.config.derived import accuracy_term, correction_mode, schedule, too_few_tasks
 from rlexp.config.errors import UserError
-from rlexp.config.model import LoraConfig
+from rlexp.config.model import HubModelConfig, LoraConfig
 from rlexp.config.plan import plan_text
 from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
@@ -40,6 +40,7 @@ from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
 from rlexp.models.recompute import recompute_activations
 from rlexp.models.router import router_coefficient
+from rlexp.models.teacher import FollowingAdapter, LiveCompanion, OtherModel
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.player import Player
@@ -47,7 +48,7 @@ from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
 from rlexp.training.evaluation import Evaluator
 from rlexp.training.finish import model_folder, save_models, summary_of
-from rlexp.training.networks import Trainable
+from rlexp.training.networks import AnyCompanion, Trainable
 from rlexp.training.silent import SilentLog
 from rlexp.training.step import StepRunner
 from rlexp.training.trainer import Parts, Trainer
@@ -112,19 +113,44 @@ def build_network(config: RunConfig, network_class: type[Network], source: Loade
     )
 
 
+def build_companions(config: RunConfig, algorithm: Algorithm, network: Network, source: LoadedModel) -> dict[str, AnyCompanion]:
+    """The networks that are forwarded beside a trained one, by name."""
+    companions: dict[str, AnyCompanion] = {}
+    for name in sorted(algorithm.needs.companions):
+        rate, every = algorithm.companion_moves.get(name, (0.0, 1))
+        switch = reference_adapter(source)
+        if name in algorithm.live_companions:
+            companions[name] = LiveCompanion(network)
+        elif name in algorithm.companion_paths:
+            companions[name] = OtherModel(build_other(config, algorithm.companion_paths[name], name, source, network.device))
+        elif switch is None:
+            companions[name] = Companion(network, rate=rate, every=every)
+        else:
+            companions[name] = FollowingAdapter(network, name, rate=rate, every=every) if rate else AdapterReference(network, switch)
+    return companions
+
+
+def build_other(config: RunConfig, path: str, name: str, source: LoadedModel, device: torch.device) -> Network:
+    """Another model that reads the policy's token ids. Raises UserError when its tokens are other ones."""
+    loaded = registry.MODELS.load("hub")(HubModelConfig(path=path, dtype=config.model.dtype, attention=config.model.attention), seed=config.run.seed)
+    if loaded.tokenizer.get_vocab() != source.tokenizer.get_vocab():
+        raise UserError(f"{name} {path}: its tokenizer is another one than the policy's, so it cannot read its samples: choose models of one family")
+    loaded.module.to(device)
+    network = build_network(config, Network, loaded, device)
+    network.check()
+    return network
+
+
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
     """Every trained network with its optimizer and companions. The first is the loaded model, the others start as copies of it."""
     made: dict[str, Trainable] = {}
     sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
     for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
         network = build_network(config, network_class, source, strategy.device)
+        network.own_columns = dict(algorithm.own_columns)
         if network_class is Network:
             network.check()
-        companions = {}
-        for companion in sorted(algorithm.needs.companions if network_class is Network else ()):
-            switch = reference_adapter(source) if companion == "reference" else None
-            rate, every = algorithm.companion_moves.get(companion, (0.0, 1))
-            companions[companion] = AdapterReference(network, switch) if switch is not None else Companion(network, rate=rate, every=every)
+        companions = build_companions(config, algorithm, network, source) if network_class is Network else {}
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
         made[name] = Trainable(network.train(), strategy.wrap(network), optimizer, parameters, config.optimizer.max_grad_norm, companions)
@@ -221,6 +247,7 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)
     check_rows(config, longest, loaded)
+    algorithm.prepare(renderer, loaded.context, data)
     trainables = build_networks(config, algorithm, loaded, strategy)
     policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
     player = build_player(config, policies, renderer, rewards, algorithm, data, collectives)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, training
+from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, sdpo, training
 
 
 def register_all() -> None:
@@ -52,6 +52,7 @@ def register_all() -> None:
 def _register_objectives() -> None:
     """Algorithms and losses."""
     registry.ALGORITHMS.register("grpo", algorithm.GRPOConfig, "rlexp.algorithms.grpo:GRPO")
+    registry.ALGORITHMS.register("sdpo", sdpo.SDPOConfig, "rlexp.algorithms.sdpo:SDPO")
     registry.ALGORITHMS.register("rloo", algorithms.RLOOConfig, "rlexp.algorithms.rloo:RLOO")
     registry.ALGORITHMS.register("reinforce", algorithms.ReinforceConfig, "rlexp.algorithms.reinforce:Reinforce")
     registry.ALGORITHMS.register("reinforce_pp", algorithms.ReinforcePPConfig, "rlexp.algorithms.reinforce_pp:ReinforcePP")

@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlexp.batching.terms import Terms
+from rlexp.chat.rendering import Renderer
 from rlexp.chat.samples import samples_of
 from rlexp.config.errors import UserError
+from rlexp.data.tasks import TaskData
 from rlexp.losses.correction import Correction
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult
+from rlexp.models.columns import Column
 from rlexp.models.network import Network
 from rlexp.records.rollout import GenerationBatch, Group, Rollout
 from rlexp.records.sample import Needs, Sample
@@ -33,6 +36,12 @@ class Algorithm:
     """how a task becomes rollouts; None is a single turn"""
     companion_moves: Mapping[str, tuple[float, int]] = MappingProxyType({})
     """by companion: the share of the network it takes over, and after how many steps each; absent is frozen"""
+    live_companions: frozenset[str] = frozenset()
+    """companions that are the trained network itself, not a copy"""
+    companion_paths: Mapping[str, str] = MappingProxyType({})
+    """companions that are another model: name -> hub id or folder"""
+    own_columns: Mapping[str, Column] = MappingProxyType({})
+    """columns of its own by name, beside those of rlexp.models.columns"""
     needs = Needs()
     greedy_baseline = False
     """whether the rollout source also plays each task greedily, for Group.baseline"""
@@ -80,6 +89,9 @@ class Algorithm:
 
     def masks(self, batch: GenerationBatch, terms: Terms) -> None:
         """Fill `terms.extra` with masks and scales that need the scored columns of whole steps (`terms.step_L`); called after advantages."""
+
+    def prepare(self, renderer: Renderer, context: int, data: TaskData) -> None:
+        """Called once when the run is built, before anything is sampled: what makes prompts, the model's context in tokens, and the tasks."""
 
     def use_correction(self, correction: Correction) -> None:
         """Weight the policy term for a sampler whose probabilities differ; called once when the run is built, if there is a correction."""

@@ -33,6 +33,8 @@ class Terms:
     """bool; False takes a term out of the loss"""
     step_L: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64, which optimizer step of the batch the term belongs to; set by the plan"""
+    step_R: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64, that of each rollout of the batch, those without terms too; likewise"""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """scored once per batch without gradient: old, reference, value, ... (float64, exact for float32 values)"""
     extra: dict[str, np.ndarray] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from rlexp.config import derived
+from rlexp.config import derived, validate_sdpo
 from rlexp.config.algorithm import PolicyGradientConfig
 from rlexp.config.run import RunConfig
 from rlexp.config.training import CheckpointConfig
@@ -94,6 +94,10 @@ def _processes(config: RunConfig, tasks: int | None) -> Iterator[str]:
         yield f"strategy={config.strategy.name} runs with one process: cluster.processes_per_node=2 would start two"
 
 
+def _sdpo(config: RunConfig, tasks: int | None) -> Iterator[str]:
+    yield from validate_sdpo.warnings(config)
+
+
 RULES: tuple[Callable[[RunConfig, int | None], Iterator[str]], ...] = (
     _length_weighting,
     _sampled_distribution,
@@ -105,6 +109,7 @@ RULES: tuple[Callable[[RunConfig, int | None], Iterator[str]], ...] = (
     _lengths,
     _evaluation,
     _processes,
+    _sdpo,
 )
 
 

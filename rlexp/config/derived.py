@@ -109,6 +109,11 @@ def truncated(config: RunConfig) -> list[str]:
     return [f"generation.{name}={sampling_value(config, name):g}" for name, values in off.items() if sampling_value(config, name) not in values]
 
 
+def has_policy_term(config: RunConfig) -> bool:
+    """Whether the loss has a policy term whose weights could be corrected: not with distillation alone."""
+    return isinstance(config.algorithm, PolicyGradientConfig) and getattr(config.algorithm, "distillation_weight", 0.0) < 1
+
+
 def correction_mode(config: RunConfig) -> str:
     """What correction=auto stands for, or the mode that was chosen.
 
@@ -117,7 +122,7 @@ def correction_mode(config: RunConfig) -> str:
     """
     if config.correction.name != "auto":
         return config.correction.name
-    grpo_type = isinstance(config.algorithm, PolicyGradientConfig) and config.loss.name != "rloo" and not config.loss.ratio_to_sampler
+    grpo_type = has_policy_term(config) and config.loss.name != "rloo" and not config.loss.ratio_to_sampler
     if not config.generation.own_numerics or not grpo_type:
         return "none"
     return "token_truncate" if config.loss.takes_correction else "sequence_mask"

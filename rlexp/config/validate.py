@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import algorithm, algorithms, derived, generation, reward
+from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_sdpo
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -167,6 +167,8 @@ def _refill(config: RunConfig) -> Iterator[str]:
         return
     if settings.num_generations < 2:
         yield "rollout.refill=true needs algorithm.num_generations >= 2: a group of one has no rewards that could differ"
+    if getattr(settings, "distillation_weight", 0.0) > 0:
+        yield f"rollout.refill=true would drop groups that algorithm={settings.name} learns from, whose rewards are equal: leave it out"
     whole_batch = isinstance(settings, (algorithms.ReinforceConfig, algorithms.ReinforcePPConfig, algorithms.ReMaxConfig))
     if whole_batch or getattr(settings, "multi_objective_aggregation", "") == "normalize_then_sum":
         yield f"rollout.refill=true would drop groups that algorithm={settings.name} learns from, which compares more than totals within a group: leave it out"
@@ -232,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     _correction,
     _algorithm,
     _reference,
+    validate_sdpo.problems,
     _refill,
     _generation,
     _reward,

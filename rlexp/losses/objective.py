@@ -108,7 +108,7 @@ class PolicyObjective:
         if self.entropy.active and self.entropy.applied:
             loss = loss - self.entropy.applied * (inputs.extra["entropy_scale"] * self._kept(inputs)).sum()
         if self.router_coef:
-            loss = loss + self.router_coef * self._router(inputs, stats)
+            loss = loss + self.router_coef * self.router_part(inputs, stats)
         return ObjectiveResult(loss, {**self._stats(inputs, loss, kl_L), **term.stats, **stats})
 
     def _correct(self, inputs: LossInputs) -> tuple[Tensor | None, dict[str, Stat]]:
@@ -118,8 +118,9 @@ class PolicyObjective:
         weight_L = correction_weights(inputs, self.correction)
         return weight_L, correction_stats(inputs, weight_L, self.correction)
 
-    def _router(self, inputs: LossInputs, stats: dict[str, Stat]) -> Tensor:
-        """The row's part of the load-balancing loss, rows weighted by their positions."""
+    @staticmethod
+    def router_part(inputs: LossInputs, stats: dict[str, Stat]) -> Tensor:
+        """The row's part of the load-balancing loss, rows weighted by their positions. Adds its metric to stats."""
         assert inputs.router is not None
         part = inputs.router_share * inputs.router
         stats["aux_loss"] = Stat(MEAN, float(part.detach()), inputs.router_share)

@@ -64,48 +64,64 @@ def reference_adapter(loaded: LoadedModel) -> Callable[[], contextlib.AbstractCo
 
 @contextlib.contextmanager
 def _as_reference(module: PeftModel) -> Iterator[None]:
-    """Switching adapters changes requires_grad of their weights, so the flags are put back afterwards."""
+    """Its frozen first adapter, or the bare base."""
+    if REFERENCE in module.peft_config:
+        with as_adapter(module, REFERENCE):
+            yield
+        return
     flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     try:
-        if REFERENCE in module.peft_config:
-            module.set_adapter(REFERENCE)
+        with module.disable_adapter():
             yield
-        else:
-            with module.disable_adapter():
-                yield
     finally:
-        if REFERENCE in module.peft_config:
-            module.set_adapter(POLICY)
+        for parameter, trained in flags:
+            parameter.requires_grad_(trained)
+
+
+@contextlib.contextmanager
+def as_adapter(module: Any, name: str) -> Iterator[None]:
+    """The network with another of its adapters. Switching changes requires_grad of their weights, so the flags are put back afterwards."""
+    flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    try:
+        module.set_adapter(name)
+        yield
+    finally:
+        module.set_adapter(POLICY)
         for parameter, trained in flags:
             parameter.requires_grad_(trained)
 
 
 def freeze_reference(module: Any) -> None:
     """Make the policy's adapter, as it is now, the reference: a frozen copy of it in place of the bare base or of an earlier copy."""
-    set_reference(module, _weights(module, POLICY))
+    set_adapter_weights(module, REFERENCE, adapter_weights(module))
 
 
 def reference_weights(module: Any) -> dict[str, Tensor]:
     """The weights of the reference's adapter; {} when the reference is the bare base."""
-    return _weights(module, REFERENCE)
+    return adapter_weights(module, REFERENCE)
+
+
+def set_reference(module: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give the reference an adapter with these weights (of `reference_weights`). What is trained stays as it is."""
+    set_adapter_weights(module, REFERENCE, weights)
 
 
 @torch.no_grad()
-def set_reference(module: Any, weights: Mapping[str, Tensor]) -> None:
-    """Give the reference an adapter with these weights (of `reference_weights`). What is trained stays as it is."""
+def set_adapter_weights(module: Any, adapter: str, weights: Mapping[str, Tensor]) -> None:
+    """Give the frozen adapter of this name these weights (of `adapter_weights`); made like the policy's if it is not there yet."""
     flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    if REFERENCE not in module.peft_config:
+    if adapter not in module.peft_config:
         with torch.random.fork_rng(devices=[]):
-            module.add_adapter(REFERENCE, copy.deepcopy(module.peft_config[POLICY]))
+            module.add_adapter(adapter, copy.deepcopy(module.peft_config[POLICY]))
         module.set_adapter(POLICY)
-    for name, parameter in _weights(module, REFERENCE).items():
+    for name, parameter in adapter_weights(module, adapter).items():
         parameter.copy_(weights[name])
         parameter.requires_grad_(False)
     for parameter, trained in flags:
         parameter.requires_grad_(trained)
 
 
-def _weights(module: Any, adapter: str) -> dict[str, Tensor]:
+def adapter_weights(module: Any, adapter: str = POLICY) -> dict[str, Tensor]:
     """The weights of one adapter, by their names without the adapter's."""
     return {name.replace(f".{adapter}.", "."): parameter for name, parameter in module.named_parameters() if "lora_" in name and f".{adapter}." in name}
 

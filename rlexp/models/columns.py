@@ -71,6 +71,12 @@ class _Entropy(torch.autograd.Function):
 Column = Callable[[Chunk], Tensor]
 
 
+def log_prob(chunk: Chunk) -> Tensor:
+    """Log-prob of the target over the whole vocabulary, [K]."""
+    values: Tensor = _LogProb.apply(chunk.logits_KV, chunk.target_K, chunk.normaliser_K)
+    return values
+
+
 def logp(chunk: Chunk) -> Tensor:
     """Log-prob of the target, [K].
 
@@ -78,8 +84,7 @@ def logp(chunk: Chunk) -> Tensor:
     sampler's did; otherwise every ratio would carry the kept mass as a factor.
     """
     if chunk.candidates_KC is None:
-        values: Tensor = _LogProb.apply(chunk.logits_KV, chunk.target_K, chunk.normaliser_K)
-        return values
+        return log_prob(chunk)
     assert chunk.candidates_mask_KC is not None
     target = chunk.logits_KV.gather(-1, chunk.target_K[:, None]).squeeze(-1)
     kept = chunk.logits_KV.gather(-1, chunk.candidates_KC).masked_fill(~chunk.candidates_mask_KC, float("-inf"))
@@ -93,4 +98,4 @@ def entropy(chunk: Chunk) -> Tensor:
 
 
 COLUMNS: dict[str, Column] = {"logp": logp, "entropy": entropy}
-"""Columns a component may ask for by name; a component that needs another adds it here."""
+"""Columns a component may ask for by name. An algorithm brings columns of its own by `Algorithm.own_columns`."""

@@ -75,9 +75,14 @@ class AdapterReference:
 
     @torch.no_grad()
     def hidden(self, row: RowTensors) -> Tensor:
-        """Hidden states [L, D] under the reference's weights."""
-        with self.switch():
-            return self.network.hidden(row)
+        """Hidden states [L, D] under the reference's weights, dropout off."""
+        training = self.network.training
+        self.network.eval()
+        try:
+            with self.switch():
+                return self.network.hidden(row)
+        finally:
+            self.network.train(training)
 
     def follow(self, step: int) -> None:
         """It never moves."""

@@ -7,13 +7,13 @@ to autograd, every chunk would allocate a gradient of the whole weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlexp.models.columns import COLUMNS, Chunk
+from rlexp.models.columns import Chunk, Column
 
 Projection = Callable[[Tensor], Tensor]
 """hidden_KD -> what the linear head gives, [K, V], in the dtype it computes in"""
@@ -38,16 +38,16 @@ class _ChunkedColumns(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, project: Projection, make: ChunkMaker, names: tuple[str, ...], chunk: int, hidden_LD: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, project: Projection, make: ChunkMaker, columns: tuple[Column, ...], chunk: int, hidden_LD: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, ...]:
-        ctx.project, ctx.make, ctx.names, ctx.chunk = project, make, names, chunk
+        ctx.project, ctx.make, ctx.columns, ctx.chunk = project, make, columns, chunk
         ctx.save_for_backward(hidden_LD, weight, bias)
         ctx.set_materialize_grads(False)
-        parts: list[list[Tensor]] = [[] for _ in names]
+        parts: list[list[Tensor]] = [[] for _ in columns]
         for where in _slices(len(hidden_LD), chunk):
             made = make(project(hidden_LD[where]), where)
-            for values, name in zip(parts, names, strict=True):
-                values.append(COLUMNS[name](made))
+            for values, column in zip(parts, columns, strict=True):
+                values.append(column(made))
         return tuple(torch.cat(values) for values in parts)
 
     @staticmethod
@@ -62,7 +62,7 @@ class _ChunkedColumns(torch.autograd.Function):
             output = ctx.project(hidden_LD[where]).detach().requires_grad_()
             with torch.enable_grad():
                 made = ctx.make(output, where)
-                columns = [COLUMNS[ctx.names[i]](made) for i in wanted]
+                columns = [ctx.columns[i](made) for i in wanted]
             (found,) = torch.autograd.grad(columns, [output], [gradients[i][where] for i in wanted])  # type: ignore[index]
             if for_hidden is not None:
                 for_hidden[where] = found @ weight.to(found.dtype)
@@ -73,14 +73,14 @@ class _ChunkedColumns(torch.autograd.Function):
         return None, None, None, None, for_hidden, for_weight.to(weight.dtype) if for_weight is not None else None, for_bias
 
 
-def columns_of(project: Projection, make: ChunkMaker, names: Sequence[str], chunk: int, hidden_LD: Tensor, head: nn.Linear) -> dict[str, Tensor]:
+def columns_of(project: Projection, make: ChunkMaker, columns: Mapping[str, Column], chunk: int, hidden_LD: Tensor, head: nn.Linear) -> dict[str, Tensor]:
     """The named columns of all loss terms, each [L].
 
-    project: the head, in the precision it is to compute in. make: builds a chunk from its output; both must be repeatable. names: keys of
-    COLUMNS. chunk: terms whose logits exist at once. hidden_LD: hidden state that predicts each term. head: its weights receive gradients.
+    project: the head, in the precision it is to compute in. make: builds a chunk from its output; both must be repeatable. columns: by
+    name. chunk: terms whose logits exist at once. hidden_LD: hidden state that predicts each term. head: its weights receive gradients.
     """
     if len(hidden_LD) == 0:
         zero = hidden_LD.sum() * 0 + sum(parameter.sum() * 0 for parameter in head.parameters())
-        return {name: zero.expand(0) for name in names}
-    values = _ChunkedColumns.apply(project, make, tuple(names), chunk, hidden_LD, head.weight, head.bias)
-    return dict(zip(names, values, strict=True))
+        return {name: zero.expand(0) for name in columns}
+    values = _ChunkedColumns.apply(project, make, tuple(columns.values()), chunk, hidden_LD, head.weight, head.bias)
+    return dict(zip(columns, values, strict=True))

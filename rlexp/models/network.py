@@ -18,7 +18,7 @@ from rlexp.config.errors import UserError
 from rlexp.losses.router import load_balancing
 from rlexp.models.attention import interface as attention_interface
 from rlexp.models.attention.interface import PackedAttention
-from rlexp.models.columns import COLUMNS, Chunk
+from rlexp.models.columns import COLUMNS, Chunk, Column
 from rlexp.models.head import columns_of
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.router import ROUTER, causal_of, experts_per_token
@@ -101,6 +101,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.module = loaded.module
+        self.own_columns: dict[str, Column] = {}
         self.temperature, self.chunk, self.autocast, self.compiled = temperature, chunk, autocast, compile
         causal = self.causal
         config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
@@ -117,7 +118,7 @@ class Network(nn.Module):
     @property
     def provides(self) -> frozenset[str]:
         """Columns it can give."""
-        return frozenset(COLUMNS)
+        return frozenset(COLUMNS | self.own_columns)
 
     @property
     def causal(self) -> Any:
@@ -179,7 +180,8 @@ class Network(nn.Module):
             )
 
         chunk = max(1, min(self.chunk, MOST_LOGITS // self.head.weight.shape[0]))
-        columns = columns_of(self.project, make, [name for name in names if name != ROUTER], chunk, hidden_LD, self.head)
+        known = COLUMNS | self.own_columns
+        columns = columns_of(self.project, make, {name: known[name] for name in names if name != ROUTER}, chunk, hidden_LD, self.head)
         if ROUTER in names:
             assert row.samples_T is not None
             columns[ROUTER] = load_balancing(output.router_logits, row.samples_T, experts_per_token(self.causal))

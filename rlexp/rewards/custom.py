@@ -27,7 +27,18 @@ def custom(config: CustomRewardConfig) -> Callable[..., Any]:
     when importing fails, and for a keyword argument that the function does not take.
     """
     key = f"path={config.path}"
-    place, _, name = config.path.rpartition(":")
+    function: Any = named(config.path, key)
+    if not callable(function):
+        raise UserError(f"{key}: {config.path.rpartition(':')[2]} is no function but {type(function).__name__}")
+    _check_kwargs(function, config)
+    if inspect.isclass(function):
+        return _made(function, config, key)
+    return functools.partial(function, **config.kwargs) if config.kwargs else function
+
+
+def named(path: str, key: str) -> Any:
+    """What FILE.py:NAME or MODULE:NAME names. key: what to call it in the message. Raises UserError when there is no such thing."""
+    place, _, name = path.rpartition(":")
     if not place or not name:
         raise UserError(f"{key} must be FILE.py:FUNCTION or MODULE:FUNCTION")
     module = _from_file(Path(place).expanduser(), key) if place.endswith(".py") or os.sep in place else _from_name(place, key)
@@ -36,13 +47,7 @@ def custom(config: CustomRewardConfig) -> Callable[..., Any]:
         close = difflib.get_close_matches(name, public, 3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(sorted(public)) or 'none'}"
         raise UserError(f"{key}: there is no function {name} in {place}; {hint}")
-    function: Any = getattr(module, name)
-    if not callable(function):
-        raise UserError(f"{key}: {name} is no function but {type(function).__name__}")
-    _check_kwargs(function, config)
-    if inspect.isclass(function):
-        return _made(function, config, key)
-    return functools.partial(function, **config.kwargs) if config.kwargs else function
+    return getattr(module, name)
 
 
 def _made(made_of: Callable[..., Any], config: CustomRewardConfig, key: str) -> Callable[..., Any]:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.network import Network
+from rlexp.models.teacher import FollowingAdapter, LiveCompanion, OtherModel
+
+AnyCompanion = Companion | AdapterReference | LiveCompanion | FollowingAdapter | OtherModel
 
 
 @dataclass
@@ -23,7 +26,7 @@ class Trainable:
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
     max_grad_norm: float | None
-    companions: dict[str, Companion | AdapterReference] = field(default_factory=dict)
+    companions: dict[str, AnyCompanion] = field(default_factory=dict)
     """by name: reference, teacher, ..."""
 
     def trained_state(self) -> dict[str, Tensor]:

@@ -83,6 +83,7 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
     ValueError when a sample alone exceeds budget.tokens.
     """
     step_R = step_of_rollouts(len(batch.rollouts), budget.steps_per_batch)
+    terms.step_R = step_R
     terms.step_L = step_R[terms.rollout_L] if terms.count else np.zeros(0, np.int64)
     scale_L, tokens_L = np.zeros(terms.count), np.ones(terms.count, np.int64)
     steps = []

@@ -40,21 +40,29 @@ class Work:
 
 
 def drop_oversize(samples: list[Sample], batch: GenerationBatch, budget: int, on_oversize: str) -> tuple[list[Sample], int]:
-    """Leave out rollouts with a sample that fits no row, whole. Returns the samples left and the number left out.
+    """Leave out rollouts with a sample, or the sequence a companion reads for it, that fits no row, whole. Returns the samples left and the number left out.
 
     Their rewards have entered their group's baseline already. on_oversize: error raises UserError, drop counts.
     """
-    long = {sample.rollout: len(sample.ids) for sample in samples if len(sample.ids) > budget}
+    lengths = [max([len(sample.ids), *(len(context.ids) for context in sample.companions.values())]) for sample in samples]
+    long = {sample.rollout: length for sample, length in zip(samples, lengths, strict=True) if length > budget}
     if long and on_oversize == "error":
         number, length = next(iter(long.items()))
         raise UserError(
-            f"rollout {number} has {length} tokens, {length} > trainer.tokens_per_microbatch={budget}: raise trainer.tokens_per_microbatch, "
-            "lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
+            f"rollout {number} has {length} tokens{_where(samples, number, budget)}, {length} > trainer.tokens_per_microbatch={budget}: raise "
+            "trainer.tokens_per_microbatch, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
         )
     rollouts = batch.rollouts
     for number in long:
         rollouts[number].dropped = True
     return [sample for sample in samples if sample.rollout not in long], sum(sample.rollout in long for sample in samples)
+
+
+def _where(samples: list[Sample], number: int, budget: int) -> str:
+    """Which companion's sequence is too long, if it is not the sample itself."""
+    names = [name for sample in samples if sample.rollout == number for name, context in sample.companions.items() if len(context.ids) > budget]
+    own = any(len(sample.ids) > budget for sample in samples if sample.rollout == number)
+    return "" if own or not names else f" with the prompt of the {names[0]}"
 
 
 def begin(batch: GenerationBatch, samples: list[Sample], algorithm: Algorithm, budget: Budget) -> Work:

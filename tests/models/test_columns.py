@@ -34,7 +34,7 @@ def test_a_head_with_a_bias_gets_all_gradients(dtype: torch.dtype) -> None:
         def make(output: torch.Tensor, where: slice) -> Chunk:
             return Chunk(output.to(torch.promote_types(dtype, torch.float32)), target[where])
 
-        return list(torch.autograd.grad(columns_of(head, make, ["logp"], chunk, hidden, head)["logp"].sum(), [hidden, head.weight, head.bias]))
+        return list(torch.autograd.grad(columns_of(head, make, {"logp": COLUMNS["logp"]}, chunk, hidden, head)["logp"].sum(), [hidden, head.weight, head.bias]))
 
     log_probs = torch.log_softmax(head(hidden).to(torch.promote_types(dtype, torch.float32)), -1).gather(-1, target[:, None])
     plain = torch.autograd.grad(log_probs.sum(), [hidden, head.weight, head.bias])

@@ -1,0 +1,71 @@
+"""The loss of algorithm=sdpo: (1 - w) * policy loss + w * distillation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlexp.config.sdpo import SDPOConfig
+from rlexp.losses.distillation import clipped_ratio
+from rlexp.losses.inputs import LossInputs
+from rlexp.losses.objective import ObjectiveResult, PolicyObjective
+from rlexp.records.stats import MEAN, SUM, Stat
+
+SCALE = "distillation_scale"
+"""in LossInputs.extra: the factor of each term; 0 where no teacher speaks"""
+
+
+def distillation_scale(mask_L: np.ndarray, rollout_L: np.ndarray, step_R: np.ndarray, counted_R: np.ndarray, normalize: str) -> np.ndarray:
+    """1 / (B |o_i|) for the terms of mask_L and 0 elsewhere, float64 [L]: the mean over rollouts of the mean over their tokens.
+
+    |o_i|: the rollout's terms in mask_L. B: rollouts of its step in counted_R (normalize=all), or those with a term in mask_L (active).
+    step_R: the step of each rollout.
+    """
+    tokens_R = np.bincount(rollout_L, mask_L, minlength=len(step_R))
+    counts_R = counted_R if normalize == "all" else tokens_R > 0
+    rollouts_R = np.bincount(step_R, counts_R, minlength=int(step_R.max(initial=0)) + 1)[step_R]
+    scale_R = 1.0 / (np.maximum(rollouts_R, 1) * np.maximum(tokens_R, 1))
+    return np.where(mask_L, scale_R[rollout_L], 0.0) if len(rollout_L) else np.zeros(0)
+
+
+class SelfDistillationObjective:
+    """Both parts as pure sums, so micro-batches and ranks add up. A part whose weight is 0 is not computed.
+
+    The load-balancing loss of a mixture of experts (policy.router_coef) belongs to neither and keeps its own weight.
+    """
+
+    def __init__(self, config: SDPOConfig, policy: PolicyObjective) -> None:
+        self.weight, self.clip, self.policy = config.distillation_weight, config.distillation_is_clip, policy
+        self.router_coef = 0.0
+
+    def __call__(self, inputs: LossInputs) -> ObjectiveResult:
+        """Loss and metrics of one row."""
+        loss = inputs.logp_L.sum() * 0.0
+        stats: dict[str, Stat] = {}
+        if self.weight < 1:
+            policy = self.policy(inputs)
+            loss = loss + (1.0 - self.weight) * policy.loss
+            stats.update(policy.stats)
+            stats["self_distillation/policy_loss"] = Stat(SUM, float(policy.loss.detach()))
+        else:
+            entropy, active = inputs.where_active(inputs.columns["entropy"]).sum(), inputs.active_L.sum()
+            stats["entropy"] = Stat(MEAN, float(entropy.detach()), float(active))
+        if self.weight > 0:
+            distillation = self.distillation(inputs)
+            loss = loss + self.weight * distillation
+            stats["self_distillation/distillation_loss"] = stats["sdpo/distillation_loss"] = Stat(SUM, float(distillation.detach()))
+        if self.router_coef:
+            loss = loss + self.router_coef * self.policy.router_part(inputs, stats)
+        stats["loss"] = Stat(SUM, float(loss.detach()))
+        return ObjectiveResult(loss, stats)
+
+    def distillation(self, inputs: LossInputs) -> Tensor:
+        """Sum of scale * ratio * divergence over the terms a teacher speaks of."""
+        scale_L = inputs.where_active(inputs.extra[SCALE])
+        taught_L = scale_L > 0
+        x_L = torch.where(taught_L, inputs.columns["distillation"], 0.0)
+        if self.clip is not None:
+            zero = torch.zeros_like(x_L)
+            x_L = x_L * clipped_ratio(torch.where(taught_L, inputs.logp_L, zero), torch.where(taught_L, inputs.old_logp_L, zero), self.clip)
+        return (scale_L * x_L).sum()
