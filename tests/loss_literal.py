@@ -215,7 +215,27 @@ def clipped_sides(rollout: Rollout, token: Token, options: Options) -> tuple[boo
 
 
 def metrics(rollouts: list[Rollout], options: Options) -> dict[str, float]:
-    """What the loss logs: shares of clipped tokens, or of rollouts where the ratio is one of rollouts; vespo's mean weight."""
+    """Everything that a step logs, after `objective` has seen the rollouts."""
+    tokens = [token for rollout in rollouts for token in rollout.tokens]
+    pairs = [(rollout, token) for rollout in rollouts for token in rollout.tokens]
+    bare = stop(reduced(rollouts, options))
+    kept = [stop(token.entropy) for token in tokens if token.kept]
+    entropy = sum(kept) / len(kept)
+    made = {"loss": bare, "entropy": sum(stop(token.entropy) for token in tokens) / len(tokens), **loss_metrics(rollouts, options)}
+    if options.beta:
+        made["kl"] = sum(stop(kl_term(rollout, token, options)) for rollout, token in pairs) / len(pairs)
+    if options.entropy_coef:
+        made |= {"loss": bare - options.entropy_coef * entropy, "policy_loss": bare, "entropy_coef": options.entropy_coef, "entropy_kept": entropy}
+    if options.correction is not None:
+        by_token = options.correction[0].startswith("token")
+        weights = [weight(rollout, token, options) for rollout, token in pairs if by_token or token is rollout.tokens[0]]
+        name = "sampling/importance_sampling_ratio"
+        made |= {f"{name}/min": min(weights), f"{name}/mean": sum(weights) / len(weights), f"{name}/max": max(weights)}
+    return made
+
+
+def loss_metrics(rollouts: list[Rollout], options: Options) -> dict[str, float]:
+    """Of the loss itself: shares of clipped tokens, or of rollouts where the ratio is one of rollouts; vespo's mean weight."""
     there = [rollout for rollout in rollouts if rollout.tokens]
     if options.name in ("sapo", "clip_cov", "kl_cov"):
         return {}
