@@ -28,8 +28,7 @@ train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few 
 test: $(STAMP) ## Run the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-peer: $(STAMP) ## Install TRL and compare with it: gradients, options, what differs on purpose
-	$(BIN)/python -m pip install --quiet --editable '.[peer]'
+test-peer: $(PEER) ## Install TRL and compare with it: gradients, options, what differs on purpose
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS) tests/peer
 
 check: $(STAMP) ## Lint, types, generated docs and requirement rows
