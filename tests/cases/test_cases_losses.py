@@ -26,17 +26,6 @@ def test_the_loss_is_zero_and_the_gradient_is_not(case) -> None:
     assert torch.allclose(moved, torch.tensor([[0.05, 0.0], [-0.05, 0.0]], dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@pytest.mark.cases("S10")
-@pytest.mark.rows("GRPO-028", "GRPO-029", "GRPO-030", "GRPO-031", "GRPO-033", "GRPO-034")
-@pytest.mark.parametrize(("loss", "value"), [("grpo", 0.0), ("dapo", 1 / 3), ("bnpo", 1 / 3), ("dr_grpo", 0.125), ("sapo", -0.047619), ("luspo", 1.0)])
-def test_the_first_logged_loss(loss: str, value: float, case) -> None:
-    case.tasks({"prompt": "1+2="})
-    case.answers([[40, 41], [42, 43, 44, 45]])
-    case.scores(1.0, -1.0)
-    run = case.train("algorithm.num_generations=2", "rollout.max_completion_length=8", f"loss={loss}")
-    assert run.metrics()["loss"] == pytest.approx(value, abs=1e-6) and run.metrics()["grad_norm"] > 0
-
-
 KINDS = {
     "bf16": ["trainer.precision=bf16"],
     "lora": ["peft=lora", "peft.r=4"],
