@@ -17,6 +17,7 @@ def register_all() -> None:
         registry.store(f"_schema_correction_{name}", correction.CorrectionConfig)
 
     registry.MODELS.register("tiny", model.TinyModelConfig, "rlexp.models.tiny:load")
+    registry.MODELS.register("tiny_reprompt", model.TinyRepromptModelConfig, "rlexp.models.tiny_reprompt:load")
     registry.MODELS.register("hub", model.HubModelConfig, "rlexp.models.hub:load")
     registry.MODELS.register("smollm2_135m", model.SmolLM2ModelConfig, "rlexp.models.smollm2:load")
     registry.PEFTS.register("none", model.PeftConfig, "rlexp.models.adapters:no_adapter")

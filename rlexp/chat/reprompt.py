@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlexp.config.errors import UserError
+from rlexp.records.reprompt import Templates
 
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _OPENED = re.compile(r"<think>\s*$")
 _END = "</think>"
 
 Prompt = str | Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Templates:
-    """Texts with places: reprompt {prompt}, {solution}, {feedback}; solution {successful_previous_attempt}; feedback {feedback_raw}."""
-
-    reprompt: str
-    solution: str
-    feedback: str
-
-    def filled(self, prompt: str, solution: str | None, feedback: str | None) -> str:
-        """The text of the teacher's prompt; None leaves a place empty.
-
-        Each template is filled once and what is put in is never read as a template, so braces in a prompt, a solution or feedback stay.
-        """
-        shown = "" if solution is None else self.solution.format(successful_previous_attempt=solution)
-        hint = "" if feedback is None else self.feedback.format(feedback_raw=feedback)
-        return self.reprompt.format(prompt=prompt, solution=shown, feedback=hint)
 
 
 def reprompted(prompt: Prompt, templates: Templates, solution: str | None, feedback: str | None) -> Prompt:

@@ -41,6 +41,13 @@ class TinyModelConfig(ModelConfig):
 
 
 @dataclass
+class TinyRepromptModelConfig(TinyModelConfig):
+    """The tiny model that has also seen solutions and feedback in its prompt and answers rightly then; for algorithm=sdpo. Made on first use and cached."""
+
+    name: str = "tiny_reprompt"
+
+
+@dataclass
 class HubModelConfig(ModelConfig):
     """A causal language model from the Hugging Face hub or a local folder."""
 

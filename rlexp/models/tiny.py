@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +51,15 @@ TRAINING, VALIDATION = 6000, 512
 
 def load(config: TinyModelConfig, *, seed: int) -> LoadedModel:
     """The tiny model, made on first use and then read from the cache. The run's seed does not enter: every run starts alike."""
+    recipe = recipe_of(config)
+    return load_folder(cached("tiny", recipe, lambda folder: make(config, folder)), config, seed=seed, label="tiny")
+
+
+def recipe_of(config: TinyModelConfig) -> dict[str, float]:
+    """What the weights depend on."""
     if config.hidden_size % (2 * config.heads):
         raise UserError(f"model.hidden_size={config.hidden_size} must be a multiple of 2 x model.heads={config.heads}")
-    recipe = {
+    return {
         "version": VERSION,
         "hidden_size": config.hidden_size,
         "layers": config.layers,
@@ -62,10 +68,13 @@ def load(config: TinyModelConfig, *, seed: int) -> LoadedModel:
         "digits": config.warm_start_digits,
         "seed": config.init_seed,
     }
-    return load_folder(cached("tiny", recipe, lambda folder: make(config, folder)), config, seed=seed, label="tiny")
 
 
-def make(config: TinyModelConfig, folder: Path) -> None:
+Beside = Callable[[PreTrainedTokenizerFast], Iterator["Transcripts"]]
+"""tokenizer -> further batches, one of which is learnt with every batch of sums"""
+
+
+def make(config: TinyModelConfig, folder: Path, beside: Beside | None = None) -> None:
     """Build, warm-start and save the model. Deterministic; the global random state and thread count are left as they were."""
     tokenizer = character_tokenizer(CONTEXT)
     threads = torch.get_num_threads()
@@ -80,7 +89,7 @@ def make(config: TinyModelConfig, folder: Path) -> None:
         )
         torch.set_num_threads(THREADS)
         try:
-            steps, accuracy = warm_start(module, tokenizer, config)
+            steps, accuracy = warm_start(module, tokenizer, config, beside(tokenizer) if beside is not None else None)
         finally:
             torch.set_num_threads(threads)
         log.info("made the tiny model: %d steps in %.0f s, accuracy %.2f on problems it has not seen", steps, time.monotonic() - started, accuracy)
@@ -128,10 +137,13 @@ class Transcripts:
 
 def transcripts(operands: list[tuple[int, int]], tokenizer: PreTrainedTokenizerFast, careless: bool = False) -> Transcripts:
     """The chats in which these sums are asked, as `data=addition` words them, and answered; careless: with every carry forgotten."""
+    return answered([(addition_problem(a, b)[0], careless_answer(a, b) if careless else addition_problem(a, b)[1]) for a, b in operands], tokenizer)
+
+
+def answered(exchanges: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> Transcripts:
+    """Chats of one question and its answer each."""
     chats, starts = [], []
-    for a, b in operands:
-        question, answer = addition_problem(a, b)
-        answer = careless_answer(a, b) if careless else answer
+    for question, answer in exchanges:
         text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
         starts.append(len(prompt))
@@ -152,22 +164,31 @@ def problems(digits: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[
     return [pair for pair in drawn if not held_out_operands(*pair)][:TRAINING], unseen[:VALIDATION]
 
 
-def warm_start(module: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, config: TinyModelConfig) -> tuple[int, float]:
+def warm_start(
+    module: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, config: TinyModelConfig, beside: Iterator[Transcripts] | None = None
+) -> tuple[int, float]:
     """Teach the skill, then the habit, until greedy accuracy is about what is asked for. Returns steps and accuracy."""
     training, unseen = problems(config.warm_start_digits, config.init_seed)
     validation, goal = transcripts(unseen, tokenizer), config.warm_start_accuracy
     right = batches(transcripts(training, tokenizer), config.init_seed)
-    steps, accuracy = supervised(module, right, validation, SKILL_RATE, SKILL_CHECK, SKILL_STEPS, lambda accuracy: accuracy >= max(SKILL, goal))
+    learnt = together(right, beside)
+    steps, accuracy = supervised(module, learnt, validation, SKILL_RATE, SKILL_CHECK, SKILL_STEPS, lambda accuracy: accuracy >= max(SKILL, goal))
     if goal >= SKILL or accuracy <= goal:
         return steps, accuracy
     wrong = batches(transcripts(training, tokenizer, careless=True), config.init_seed)
-    more, accuracy = supervised(module, wrong, validation, HABIT_RATE, HABIT_CHECK, HABIT_STEPS, lambda accuracy: accuracy <= goal)
+    learnt = together(wrong, beside)
+    more, accuracy = supervised(module, learnt, validation, HABIT_RATE, HABIT_CHECK, HABIT_STEPS, lambda accuracy: accuracy <= goal)
     return steps + more, accuracy
+
+
+def together(batches: Iterator[Transcripts], beside: Iterator[Transcripts] | None) -> Iterator[tuple[Transcripts, ...]]:
+    """What each step learns: a batch, and one of the batches beside it if there are such."""
+    return ((batch,) for batch in batches) if beside is None else zip(batches, beside, strict=False)
 
 
 def supervised(
     module: Qwen3ForCausalLM,
-    training: Iterator[Transcripts],
+    training: Iterator[tuple[Transcripts, ...]],
     validation: Transcripts,
     rate: float,
     check_every: int,
@@ -180,9 +201,10 @@ def supervised(
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     step, accuracy = 0, 0.0
     while step < most_steps:
-        batch, step = next(training), step + 1
+        learnt, step = next(training), step + 1
         optimizer.param_groups[0]["lr"] = rate * min(1.0, step / WARM_UP_STEPS)
-        cross_entropy(logits(module, batch), batch.target).backward()
+        for batch in learnt:
+            cross_entropy(logits(module, batch), batch.target).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -198,9 +220,9 @@ def supervised(
     return step, accuracy
 
 
-def batches(training: Transcripts, seed: int) -> Iterator[Transcripts]:
+def batches(training: Transcripts, seed: int, size: int = BATCH) -> Iterator[Transcripts]:
     """Batches of rows in a new order each time round, without end."""
-    size = min(BATCH, len(training.ids))
+    size = min(size, len(training.ids))
     for epoch in itertools.count():
         order = torch.from_numpy(keys.generator(seed, "tiny order", epoch).permutation(len(training.ids)))
         for start in range(0, len(order) - size + 1, size):

@@ -80,7 +80,7 @@ def test_greedy_accuracy_is_that_of_decoding():
     module = tiny.Qwen3ForCausalLM(tiny.architecture(TinyModelConfig(**SMALL), tokenizer)).double()
     operands = [(a, b) for a in range(10) for b in range(10)]
     right = tiny.batches(tiny.transcripts(operands, tokenizer), 0)
-    tiny.supervised(module, right, tiny.transcripts(operands[:1], tokenizer), 1e-2, 50, 50, lambda accuracy: False)
+    tiny.supervised(module, tiny.together(right, None), tiny.transcripts(operands[:1], tokenizer), 1e-2, 50, 50, lambda accuracy: False)
     wanted = []
     for pair in operands[:40]:
         question, answer = addition_problem(*pair)
