@@ -89,5 +89,8 @@ class RewardConfig:
 
     terms: Dict[str, Any] = option({}, "The reward terms, chosen by reward=[a,b]; another: '+reward.terms.KEY={name: custom, path: my.py:f}'")
     timeout: float = option(60.0, "Seconds one call of a reward may take", gt=0)
+    overlap: bool = option(
+        False, "Score the rollouts of each task as soon as they are complete, while others are still sampled; a reward then sees one task at each call"
+    )
     on_error: str = option("stop", "When a reward raises or is late: stop the run, score None, or score reward.error_value", choices=("stop", "none", "value"))
     error_value: float = option(0.0, "The score of a failed call when reward.on_error=value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,6 +64,10 @@ current_wave: ContextVar[Wave | None] = ContextVar("current_wave", default=None)
 """the wave of the rollout this code runs for; set by the scheduler, so that agent loops know nothing of waves"""
 
 
+Done = Callable[[int, Turn], None]
+"""takes the place of a request in its wave, and its turn"""
+
+
 class BadPrompt(UserError):
     """A prompt that cannot be sampled from. The rollout source adds which task it was."""
 
@@ -87,6 +91,11 @@ class LocalGenerator(ABC):
     @abstractmethod
     def sample_wave(self, requests: Sequence[Request]) -> list[Turn]:
         """One turn for each request, in the order given. What is sampled does not depend on that order."""
+
+    def stream_wave(self, requests: Sequence[Request], done: Done) -> None:
+        """The same turns, each handed to `done` once, as early as the backend can. It runs in a thread; a `done` that raises ends the wave."""
+        for place, turn in enumerate(self.sample_wave(requests)):
+            done(place, turn)
 
     async def sample(self, request: Request) -> Turn:
         """Join the wave of the running rollout."""

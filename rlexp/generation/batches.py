@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlexp.generation.base import BadPrompt, LocalGenerator, Policy
+from rlexp.generation.base import BadPrompt, Done, LocalGenerator, Policy
 from rlexp.records.request import Request
 from rlexp.records.turn import Turn
 
@@ -30,6 +30,11 @@ class ModelGenerator(LocalGenerator):
     def sample_batch(self, policy: Policy, requests: Sequence[Request]) -> list[Turn]:
         """One turn for each request, in order; all have the policy and the same sampling."""
 
+    def stream_batch(self, policy: Policy, requests: Sequence[Request], done: Done) -> None:
+        """The same turns, handed to `done` as soon as they are complete."""
+        for row, turn in enumerate(self.sample_batch(policy, requests)):
+            done(row, turn)
+
     def check(self, request: Request) -> None:
         """Raise BadPrompt for a prompt without tokens, or one that fills the context."""
         length, context = len(request.ids), self.policies[request.policy].context
@@ -41,12 +46,23 @@ class ModelGenerator(LocalGenerator):
 
     def sample_wave(self, requests: Sequence[Request]) -> list[Turn]:
         """One turn for each request, in the order given. Batches are made by length and `Request.order`, whoever asked first."""
-        clipped = [self._clip(request) for request in requests]
         turns: dict[int, Turn] = {}
-        for places in self._batches(clipped):
-            batch = [clipped[place] for place in places]
-            turns.update(zip(places, self.sample_batch(self.policies[batch[0].policy], batch), strict=True))
+        for places, policy, batch in self._clipped_batches(requests):
+            turns.update(zip(places, self.sample_batch(policy, batch), strict=True))
         return [turns[place] for place in range(len(requests))]
+
+    def stream_wave(self, requests: Sequence[Request], done: Done) -> None:
+        """The same turns from the same batches, each handed over when its batch, or its row of it, ends."""
+        device = next(next(iter(self.policies.values())).module.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has a current device of its own
+        for places, policy, batch in self._clipped_batches(requests):
+            self.stream_batch(policy, batch, lambda row, turn, places=places: done(places[row], turn))  # type: ignore[misc]
+
+    def _clipped_batches(self, requests: Sequence[Request]) -> list[tuple[list[int], Policy, list[Request]]]:
+        """Places, policy and clipped requests of each batch."""
+        clipped = [self._clip(request) for request in requests]
+        return [(places, self.policies[clipped[places[0]].policy], [clipped[place] for place in places]) for places in self._batches(clipped)]
 
     def _clip(self, request: Request) -> Request:
         """The request with what the context leaves of its max_tokens."""

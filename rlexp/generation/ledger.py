@@ -35,8 +35,8 @@ class Ledger:
         self.length = torch.zeros(len(requests), dtype=torch.int64, device=device)
         self.code = torch.zeros(len(requests), dtype=torch.int8, device=device)
         self.seen: Tensor | None = None
-        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
-        """for each step: the row of each candidate, and its id"""
+        self.kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """candidates as they come: row, step and id of each"""
 
     def draw(self, logits: Tensor, row: Tensor, step: int) -> Tensor:
         """Draw token `step` of the rows given from their logits [m, V], and record it: ids, int64 [m]."""
@@ -49,7 +49,7 @@ class Ledger:
             self.seen[row, drawn.ids] = True
         if drawn.kept is not None:
             place, token = drawn.kept.nonzero(as_tuple=True)
-            self.kept.append((row[place].cpu().numpy(), token.cpu().numpy()))
+            self.kept.append((row[place].cpu().numpy(), np.full(len(token), step), token.cpu().numpy()))
         return drawn.ids
 
     def end(self, row: Tensor, step: int) -> Tensor:
@@ -60,14 +60,16 @@ class Ledger:
         self.length[row] = step + 1
         return code == 0
 
-    def turns(self, version: int) -> list[Turn]:
-        """The turns, in the order of the requests."""
-        ids, logprobs = self.ids.cpu().numpy(), self.logprobs.cpu().numpy()
-        length, code = self.length.tolist(), self.code.tolist()
-        kept = self._candidates(length)
+    def turns(self, version: int, rows: Sequence[int] | None = None) -> list[Turn]:
+        """The turns of these rows, which have ended, or of all, in the order of the requests. Ask for each row once: its candidates are given away."""
+        rows = range(len(self.requests)) if rows is None else rows
+        where = torch.tensor(list(rows), device=self.ids.device)
+        ids, logprobs = self.ids[where].cpu().numpy(), self.logprobs[where].cpu().numpy()
+        length, code = self.length[where].tolist(), self.code[where].tolist()
+        kept = self._candidates(rows, length)
+        prompts = [np.asarray(self.requests[row].ids, dtype=np.int64) for row in rows]
         return [
-            Turn(np.asarray(request.ids, dtype=np.int64), ids[i, : length[i]].copy(), logprobs[i, : length[i]].copy(), REASONS[code[i]], version, kept[i])
-            for i, request in enumerate(self.requests)
+            Turn(prompt, ids[i, : length[i]].copy(), logprobs[i, : length[i]].copy(), REASONS[code[i]], version, kept[i]) for i, prompt in enumerate(prompts)
         ]
 
     def _prompt_tokens(self, vocabulary: int, device: torch.device) -> Tensor:
@@ -76,17 +78,21 @@ class Ledger:
             seen[i, torch.from_numpy(np.asarray(request.ids, dtype=np.int64)).to(device)] = True
         return seen
 
-    def _candidates(self, length: list[int]) -> list[Candidates | None]:
+    def _candidates(self, rows: Sequence[int], length: list[int]) -> list[Candidates | None]:
         if not self.kept:
-            return [None] * len(self.requests)
-        rows = np.concatenate([row for row, _ in self.kept])
-        steps = np.concatenate([np.full(len(row), step) for step, (row, _) in enumerate(self.kept)])
-        tokens = np.concatenate([token for _, token in self.kept])
-        order = np.argsort(rows, kind="stable")  # steps stay in order inside each row
-        starts = np.searchsorted(rows[order], np.arange(len(self.requests) + 1))
+            return [None] * len(rows)
+        owners = np.concatenate([row for row, _, _ in self.kept])
+        steps = np.concatenate([step for _, step, _ in self.kept])
+        tokens = np.concatenate([token for _, _, token in self.kept])
+        wanted = np.isin(owners, rows)
+        self.kept = [(owners[~wanted], steps[~wanted], tokens[~wanted])]
+        owners, steps, tokens = owners[wanted], steps[wanted], tokens[wanted]
+        order = np.argsort(owners, kind="stable")  # steps stay in order inside each row
+        owners = owners[order]
         found: list[Candidates | None] = []
-        for i, n in enumerate(length):
-            mine = order[starts[i] : starts[i + 1]]
+        for row, n in zip(rows, length, strict=True):
+            first, last = np.searchsorted(owners, [row, row + 1])
+            mine = order[first:last]
             counts = np.bincount(steps[mine], minlength=n)[:n]
             offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
             found.append(Candidates(tokens[mine][: offsets[-1]].astype(np.int64), offsets))

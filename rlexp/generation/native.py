@@ -6,14 +6,14 @@ Each distinct prompt is forwarded once and its cache repeated for the rollouts o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlexp.config.generation import NativeGenerationConfig
-from rlexp.generation.base import Policy
+from rlexp.generation.base import Done, Policy
 from rlexp.generation.batches import ModelGenerator, Prompts, prompts_of
 from rlexp.generation.cache import new_cache, select_rows
 from rlexp.generation.inference import causal_model, inference
@@ -23,6 +23,10 @@ from rlexp.records.turn import Turn
 
 _LEAVE = 1 / 16
 """Share of ended rows at which the cache is compacted: the copy costs about half a step and saves this share of each later one."""
+
+
+Leave = Callable[[Ledger, list[int]], None]
+"""is told the rows that have just ended"""
 
 
 class NativeGenerator(ModelGenerator):
@@ -38,11 +42,23 @@ class NativeGenerator(ModelGenerator):
 
     def sample_batch(self, policy: Policy, requests: Sequence[Request]) -> list[Turn]:
         """One turn for each request."""
+        return self._sampled(policy, requests, None).turns(self.version)
+
+    def stream_batch(self, policy: Policy, requests: Sequence[Request], done: Done) -> None:
+        """The same turns, each handed over when its row leaves the batch."""
+
+        def leave(ledger: Ledger, rows: list[int]) -> None:
+            for row, turn in zip(rows, ledger.turns(self.version, rows), strict=True):
+                done(row, turn)
+
+        self._sampled(policy, requests, leave)
+
+    def _sampled(self, policy: Policy, requests: Sequence[Request], leave: Leave | None) -> Ledger:
         prompts = prompts_of(requests, policy, distinct=True)
         ledger = Ledger(requests, policy, prompts.ids.device)
         with inference(policy.module):
-            _decode(_Rows(policy, prompts, ledger.width), ledger)
-        return ledger.turns(self.version)
+            _decode(_Rows(policy, prompts, ledger.width), ledger, leave)
+        return ledger
 
 
 class _Rows:
@@ -87,7 +103,7 @@ class _Rows:
         return output.logits[:, -1]
 
 
-def _decode(rows: _Rows, ledger: Ledger) -> None:
+def _decode(rows: _Rows, ledger: Ledger, leave: Leave | None) -> None:
     """Sample token after token until every row has ended."""
     alive = torch.ones_like(rows.number, dtype=torch.bool)
     everyone = True
@@ -96,6 +112,8 @@ def _decode(rows: _Rows, ledger: Ledger) -> None:
         ledger.draw(rows.logits if everyone else rows.logits[alive], number, step)
         goes_on = ledger.end(number, step)
         left = int(goes_on.sum())
+        if leave is not None and left < len(number):
+            leave(ledger, number[~goes_on].tolist())
         if left == 0:
             return
         if left < len(rows.number):

@@ -77,7 +77,8 @@ class Logged:
 
     rows: int
     extra: dict[str, list[Any]] = field(default_factory=dict)
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """name -> the numbers given, in order"""
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Add a column to the rollouts table: one value for each completion. Raises ValueError for another number."""
@@ -88,8 +89,7 @@ class Logged:
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number; the metric is the mean over all calls, on all ranks."""
-        total, count = self.metrics.get(str(name), (0.0, 0.0))
-        self.metrics[str(name)] = (total + float(value), count + 1.0)
+        self.metrics.setdefault(str(name), []).append(float(value))
 
 
 def arguments(term: Term, rollouts: Sequence[Rollout], columns: Collection[str], state: TrainerState) -> tuple[list[Any], dict[str, Any], Logged]:

@@ -41,12 +41,20 @@ _NAMED_ROWS = 8
 
 @dataclass
 class _Scored:
-    """One term's result for all rollouts."""
+    """What one call of a term gave."""
 
     values: list[float | None]
     logged: Logged
     failed: bool = False
     late: bool = False
+
+
+@dataclass
+class Scores:
+    """What all terms say about some rollouts, not yet filled in."""
+
+    rollouts: Sequence[Rollout]
+    terms: list[_Scored]
 
 
 class RewardRunner:
@@ -88,13 +96,25 @@ class RewardRunner:
 
         Raises RewardError as reward.on_error says. The rollouts' data are never changed by a reward: it gets copies.
         """
-        if not rollouts:
-            return {}
+        return self.fill([await self.call(rollouts, state)]) if rollouts else {}
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the rollouts of each task are to be scored by themselves (reward.overlap)."""
+        return self.config.overlap
+
+    async def call(self, rollouts: Sequence[Rollout], state: TrainerState) -> Scores:
+        """Call every term once for these rollouts, at least one. Several calls may run at the same time; sync functions take turns."""
         if self._columns is None:
             self.check_columns({name for rollout in rollouts for name in rollout.task})
-        scored = await self._call_all(rollouts, state)
-        self._fill(rollouts, scored)
-        return self._metrics(scored)
+        return Scores(rollouts, await self._call_all(rollouts, state))
+
+    def fill(self, scores: Sequence[Scores]) -> Metrics:
+        """Fill in what the calls of one batch found, in the order given. Returns metrics as `score` does."""
+        for part in scores:
+            self._fill(part)
+        self._name_unscored([rollout for part in scores for rollout in part.rollouts])
+        return self._metrics(scores)
 
     async def _call_all(self, rollouts: Sequence[Rollout], state: TrainerState) -> list[_Scored]:
         results: dict[str, _Scored | BaseException] = {}
@@ -152,31 +172,37 @@ class RewardRunner:
             )
         return _Scored([value] * rows, Logged(rows), failed=True, late=cause is None)
 
-    def _fill(self, rollouts: Sequence[Rollout], scored: Sequence[_Scored]) -> None:
-        table = np.array([[np.nan if value is None else value for value in result.values] for result in scored], dtype=np.float64).T
+    def _fill(self, scores: Scores) -> None:
+        table = np.array([[np.nan if value is None else value for value in result.values] for result in scores.terms], dtype=np.float64).T
         totals = weighted_total(table, [term.weight for term in self.terms])
-        for row, rollout in enumerate(rollouts):
-            rollout.rewards = {term.name: result.values[row] for term, result in zip(self.terms, scored, strict=True)}
+        for row, rollout in enumerate(scores.rollouts):
+            rollout.rewards = {term.name: result.values[row] for term, result in zip(self.terms, scores.terms, strict=True)}
             rollout.reward = float(totals[row])
-            for result in scored:
+            for result in scores.terms:
                 rollout.extra.update({column: values[row] for column, values in result.logged.extra.items()})
+
+    def _name_unscored(self, rollouts: Sequence[Rollout]) -> None:
         unscored = [rollout for rollout in rollouts if np.isnan(rollout.reward)]
         if unscored:
             rest = f" and {len(unscored) - _NAMED_ROWS} more" if len(unscored) > _NAMED_ROWS else ""
             names = ", ".join(f"{rollout.group}/{rollout.index}" for rollout in unscored[:_NAMED_ROWS])
             log.warning("no reward scored %d rollouts, which get advantage 0 (group/number): %s%s", len(unscored), names, rest)
 
-    def _metrics(self, scored: Sequence[_Scored]) -> Metrics:
+    def _metrics(self, scores: Sequence[Scores]) -> Metrics:
+        """Numbers are added up term by term and call by call, so that a batch scored in parts has the same sums to the last bit."""
         metrics: Metrics = {}
-        for term, result in zip(self.terms, scored, strict=True):
-            for name, (total, count) in result.logged.metrics.items():
+        late = 0
+        for number, term in enumerate(self.terms):
+            results = [part.terms[number] for part in scores]
+            for name in dict.fromkeys(name for result in results for name in result.logged.metrics):
+                given = [value for result in results for value in result.logged.metrics.get(name, ())]
                 before = metrics.get(name, (0.0, 0.0))
-                metrics[name] = (before[0] + total, before[1] + count)
+                metrics[name] = (before[0] + sum(given), before[1] + len(given))
             if self.config.on_error != "stop":
-                metrics[f"rewards/{term.name}/errors"] = (float(result.failed), 1.0)
-        late = sum(result.late for result in scored)
+                metrics[f"rewards/{term.name}/errors"] = (float(sum(result.failed for result in results)), float(len(results)))
+            late += sum(result.late for result in results)
         if late:
-            metrics[TIMEOUT_METRIC] = (float(late), float(len(scored)))
+            metrics[TIMEOUT_METRIC] = (float(late), float(len(self.terms) * len(scores)))
         return metrics
 
 

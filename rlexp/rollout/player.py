@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlexp.config.generation import RolloutConfig
@@ -14,6 +15,7 @@ from rlexp.records.rollout import GenerationBatch, Rollout
 from rlexp.records.state import TrainerState
 from rlexp.rollout.agent_loops.single_turn import single_turn
 from rlexp.rollout.exchange import Exchange, Part, block, merged, on_every_rank, without_tasks
+from rlexp.rollout.overlap import play_and_score
 from rlexp.rollout.start import AgentLoop, Start
 from rlexp.rollout.wave import play_together
 
@@ -27,8 +29,21 @@ Task = tuple[int, int, dict[str, Any]]
 class Scorer(Protocol):
     """rlexp.rewards.runner.RewardRunner: fills in rewards, reward and extra of each rollout."""
 
+    @property
+    def overlap(self) -> bool:
+        """Whether tasks are scored one by one, as soon as they are complete."""
+        ...
+
     async def score(self, rollouts: list[Rollout], state: TrainerState) -> dict[str, tuple[float, float]]:
-        """Returns what the rewards logged: name -> (sum, count)."""
+        """Score a whole batch at once. Returns what the rewards logged: name -> (sum, count)."""
+        ...
+
+    async def call(self, rollouts: list[Rollout], state: TrainerState) -> Any:
+        """Score a part of a batch, for `fill`."""
+        ...
+
+    def fill(self, scores: Sequence[Any]) -> dict[str, tuple[float, float]]:
+        """Fill in what `call` returned for all parts, in their order. Returns what `score` returns."""
         ...
 
 
@@ -59,6 +74,7 @@ class Player:
         self.agent_loop = agent_loop or single_turn
         self.prompt_limit = prompt_limit
         self._loop = asyncio.Runner()
+        self._worker = ThreadPoolExecutor(1, "sampling")  # its thread starts with the first wave it gets
 
     def play(self, tasks: Sequence[Task], *, num_generations: int, sampling: Sampling, purpose: str, state: TrainerState) -> GenerationBatch:
         """Play each task num_generations times.
@@ -78,15 +94,22 @@ class Player:
         return merged(parts, {(epoch, index): task for epoch, index, task in tasks})
 
     def close(self) -> None:
-        """Close the event loop."""
+        """Close the event loop and the thread that samples."""
         self._loop.close()
+        self._worker.shutdown()
 
     def _part(self, starts: Sequence[Start], state: TrainerState) -> Part:
         began = time.perf_counter()
-        played = self._loop.run(play_together([self._play_one(start) for start in starts]))
-        rollouts = [rollout for several in played for rollout in several]
-        sampled = time.perf_counter()
-        metrics = self._loop.run(self.rewards.score(rollouts, state)) if rollouts else {}
+        loops = [self._play_one(start) for start in starts]
+        if self.rewards.overlap:
+            tasks = [(start.epoch, start.index) for start in starts]
+            played, scores, sampled = self._loop.run(play_and_score(loops, tasks, lambda mine: self.rewards.call(mine, state), self._worker))
+            rollouts = [rollout for several in played for rollout in several]
+            metrics = self.rewards.fill(scores)
+        else:
+            rollouts = [rollout for several in self._loop.run(play_together(loops)) for rollout in several]
+            sampled = time.perf_counter()
+            metrics = self._loop.run(self.rewards.score(rollouts, state)) if rollouts else {}
         return Part(without_tasks(rollouts), metrics, {"generation": sampled - began, "reward": time.perf_counter() - sampled})
 
     async def _play_one(self, start: Start) -> list[Rollout]:
