@@ -11,6 +11,7 @@ from models_for_tests import tiny_model
 from run_configs import default_with
 
 from rlexp.build import build
+from rlexp.components import register_all
 from rlexp.config.model import HubModelConfig
 from rlexp.config.reward import CustomRewardConfig
 from rlexp.config.run import RunConfig
@@ -22,6 +23,7 @@ from rlexp.registry import ALGORITHMS, LOSSES
 from rlexp.training.silent import SilentLog
 from rlexp.training.trainer import Trainer
 
+register_all()
 REWARD = "def score(completion_ids):\n    return [float(ids[0] % 2) for ids in completion_ids]\n"
 """0 or 1 by the first sampled token, so that groups of a random model differ"""
 
