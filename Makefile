@@ -7,7 +7,7 @@ W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-peer check format bench rows clean
+.PHONY: help setup train test test-peer check format bench mutate rows clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ bench: $(PEER) ## Measure beside TRL: make bench W=W1 (all, W1 ... W6, limit, lo
 $(PEER): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,peer]'
 	@touch $@
+
+mutate: $(STAMP) ## Do the tests notice errors? make mutate M=losses.sapo (default: losses advantages)
+	$(BIN)/python scripts/mutate.py $(or $(M),losses advantages)
 
 rows: $(STAMP) ## Which requirement rows have a test: make rows ROWS='GRPO-013...022 GRPO-112...134'
 	$(BIN)/python scripts/rows.py $(ROWS)

@@ -38,7 +38,17 @@ ROOT = Path(__file__).resolve().parent.parent
 ENOUGH = 5
 """mutants a loss must have"""
 
-EQUIVALENT: dict[tuple[str, str, str, str], str] = {}
+NO_GRAD = ("stop-gradient", "torch.no_grad() -> lambda function: function")
+EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    ("clipped", "clip_stats", *NO_GRAD): "plain numbers leave it",
+    ("dppo", "dppo", "stop-gradient", "torch.no_grad() -> torch.enable_grad()"): "what leaves the block is compared with a bound, which has no gradient",
+    (
+        "vespo",
+        "_phi",
+        "clip side",
+        "inputs.rollout_sum(log_ratio_L).clamp(LOG_SMALLEST, LOG_RATIO_LIMIT) -> inputs.rollout_sum(log_ratio_L).clamp(LOG_SMALLEST, None)",
+    ): "from 20 on lambda e^s is at least 48516 (lambda >= 1e-4), so phi is 0 with or without the bound; where k is huge it is infinite first, which counts as 0",
+}
 """(file, function, operator, change) -> why no test can tell the mutant from the original"""
 
 

@@ -36,7 +36,7 @@ def clip_stats(inputs: LossInputs, low_L: Tensor, high_L: Tensor, *, per_rollout
     low_L, high_L: bool, clipped from below or above. A rollout without active terms in this row has no share. One transfer
     from the device for all numbers.
     """
-    ones_L = torch.ones_like(low_L, dtype=torch.float32)
+    ones_L = torch.ones_like(inputs.active_L, dtype=torch.float32)
     terms_R = inputs.rollout_sum(ones_L)
     has_R = terms_R > 0
     clipped_R = {name: inputs.rollout_sum(ones_L * flag_L) for name, flag_L in (("low", low_L), ("high", high_L), ("region", low_L | high_L))}

@@ -81,6 +81,8 @@ def test_nothing_under_the_mask_gets_through(bad, mode, name):
         tensor[5] = bad
     clean, dirty = (step(run, batch) for batch in batches)
     assert dirty.loss == clean.loss and dirty.metrics == clean.metrics
+    weights = [correction_weights(micro_batches(batch, run.config, batch.logp, [[0, 1]])[0], run.correction) for batch in batches]
+    assert torch.equal(*weights)
     assert torch.equal(dirty.grad, clean.grad) and torch.equal(dirty.entropy_grad, clean.entropy_grad)
 
 
