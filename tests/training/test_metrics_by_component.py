@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,10 @@ OF_LOSS: dict[str, set[str]] = {
     "kl_cov": set(),
 }
 OF_ALGORITHM: dict[str, set[str]] = {
-    **{name: set() for name in ("grpo", "reinforce", "reinforce_pp", "opo", "maxrl", "grpo_passk")},
-    "rloo": {"kl"},
-    "remax": {"reward_greedy"},
+    **dict.fromkeys(("grpo", "reinforce", "reinforce_pp", "opo", "maxrl", "grpo_passk"), CLIP),
+    "rloo": CLIP | {"kl"},
+    "remax": CLIP | {"reward_greedy"},
+    "sdpo": {"sdpo/distillation_loss", *(name for name in documented_metrics() if name.startswith("self_distillation/"))} - {"self_distillation/policy_loss"},
 }
 FIRST_PASS = {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"}
 FRESH = {"perf/generation_s", "perf/reward_s", "perf/score_s"}
@@ -50,6 +52,10 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"correction": CorrectionConfig("sequence_truncate")}, WEIGHTS),
     ({"rollout__refill": True}, {"batch/refills", "batch/dropped_groups", "batch/flat_groups"}),
     ({"reward__on_error": "none"}, {"rewards/<term>/errors"}),
+    (
+        {"algorithm": "sdpo", "algorithm__distillation_weight": 0.5},
+        {"self_distillation/policy_loss", *OF_ALGORITHM["sdpo"]},
+    ),
 ]
 
 
@@ -66,7 +72,7 @@ def always() -> set[str]:
 
 def names(line: dict[str, float]) -> set[str]:
     """Names as the page writes them."""
-    return {name.replace("rewards/mine/", "rewards/<term>/") for name in line}
+    return {re.sub(r"rewards/mine\b", "rewards/<term>", name) for name in line}
 
 
 def test_the_page_knows_them_all() -> None:
@@ -93,7 +99,7 @@ def test_of_a_loss(loss: str, model: Path, tmp_path: Path) -> None:
 def test_of_an_algorithm(algorithm: str, model: Path, tmp_path: Path) -> None:
     logged = trained(config_of(model, tmp_path, algorithm=algorithm), tmp_path)
     for line in logged.train():
-        assert names(line) == always() | CLIP | OF_ALGORITHM[algorithm] | FIRST_PASS | FRESH
+        assert names(line) == always() | OF_ALGORITHM[algorithm] | FIRST_PASS | FRESH
         assert line["grad_norm"] > 0
     check_batch_metrics(logged, greedy=algorithm == "remax")
 
