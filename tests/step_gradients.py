@@ -8,7 +8,9 @@ import torch
 from models_for_tests import tiny_model
 
 from rlexp.algorithms.policy_gradient import PolicyGradient
+from rlexp.chat.rendering import Renderer
 from rlexp.config.training import StrategyConfig
+from rlexp.data.tasks import TaskData
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.models.companion import Companion
 from rlexp.models.network import Network
@@ -18,6 +20,15 @@ from rlexp.training.plan import Budget
 from rlexp.training.score import score
 from rlexp.training.step import Local, StepRunner
 from rlexp.training.work import begin
+
+
+def companion(network: Network) -> Companion:
+    """A copy whose weights are a little different."""
+    made = Companion(network)
+    with torch.no_grad():
+        for index, parameter in enumerate(made.network.parameters()):
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index), dtype=parameter.dtype))
+    return made
 
 
 def gradients(
@@ -30,13 +41,9 @@ def gradients(
     strategy = strategy or SingleStrategy(StrategyConfig())
     loaded = tiny_model(spread=2.0)
     network = Network(loaded, chunk=7)
-    companions = {}
-    if algo.config.beta:
-        reference = Companion(network)
-        with torch.no_grad():
-            for index, parameter in enumerate(reference.network.parameters()):
-                parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index), dtype=parameter.dtype))
-        companions["reference"] = reference
+    network.own_columns = dict(algo.own_columns)
+    algo.prepare(Renderer(loaded.tokenizer), loaded.context, TaskData([{"prompt": "p"}], [], ""))
+    companions = {name: companion(network) for name in algo.needs.companions}
     parameters = list(network.parameters())
     trainable = Trainable(network.train(), strategy.wrap(network), torch.optim.SGD(parameters, lr=1.0), parameters, None, companions)
     runner = StepRunner({"policy": trainable}, algo, strategy, seed=0, dropout=False, dumps=Path("unused"))
