@@ -199,4 +199,4 @@ def nothing(sample: Sample) -> Context:
 
 def taught(sample: Sample) -> bool:
     """Whether a sample has a teacher's sequence of its own."""
-    return len(sample.companions[TEACHER].ids) > 1
+    return TEACHER in sample.companions and len(sample.companions[TEACHER].ids) > 1
