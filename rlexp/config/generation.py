@@ -59,6 +59,15 @@ class TransformersGenerationConfig(GenerationConfig):
 
 
 @dataclass
+class ContinuousBatchingGenerationConfig(GenerationConfig):
+    """transformers' continuous batching: an engine in the trainer's process on its own weights, which takes new rows as others end."""
+
+    name: str = "continuous_batching"
+    max_memory_percent: float = option(0.5, "Share of the free GPU memory for the key-value cache; 0.3 to 0.4 when training runs out of memory", gt=0, le=1)
+    batching_kwargs: Any = option(None, "Further arguments of transformers' ContinuousBatchingConfig, as a dict or a JSON string, e.g. {use_cuda_graph: false}")
+
+
+@dataclass
 class RolloutConfig:
     """When rollouts are made, and how long they may get."""
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlexp.generation.base import Generator
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RESUMED, PAUSED = "resumed", "paused"
 """What a failed sync left behind: an engine that samples on with whatever it has, or one that waits."""
 
-Named = tuple[str, "Tensor"]
+Named = tuple[str, Tensor]
 """a tensor with its name in the Hugging Face checkpoint of the policy"""
 
 
 class SyncError(RuntimeError):
     """Weights did not arrive, or not as they were sent. engine: RESUMED or PAUSED; the message says it."""
 
-    def __init__(self, message: str, *, engine: Literal["resumed", "paused"]) -> None:
+    def __init__(self, message: str, *, engine: str) -> None:
         self.engine = engine
         super().__init__(f"{message} (the engine is {engine})")
 
@@ -57,6 +57,11 @@ class Score:
 class WeightTarget(Protocol):
     """Where weights go: an engine in this process, or one or more servers. A call returns when they sample with the new weights."""
 
+    shared: bool
+    """whether all ranks of the trainer use the same engine, so that rank 0 alone sends"""
+    has_base: bool
+    """whether it started with the policies' weights, so that an adapter alone is enough from the first sync on"""
+
     def receive(self, policy: str, tensors: Iterator[Named], version: int) -> None:
         """Load these tensors, each read once, in the order given; those not sent stay. Raises SyncError."""
         ...
@@ -70,14 +75,30 @@ class WeightTarget(Protocol):
         ...
 
     def checksums(self, policy: str) -> Mapping[str, tuple[float, float]]:
-        """(sum, sum of squares) in float64 of each tensor the engine holds, by the engine's names; {} when it cannot tell. Adapters count as theirs."""
+        """`fingerprint.of` each tensor as the engine computes with it, by its Hugging Face name; those it cannot tell are left out."""
         ...
+
+
+@dataclass
+class TrainerSide:
+    """What a generator with an engine is told about the trainer it works for. Constructor: `(config, *, policies, trainer: TrainerSide)`."""
+
+    dtype: torch.dtype
+    """what the trainer computes log-probs in: its autocast, or the weights' own"""
+    rank: int = 0
+    world: int = 1
+    folder: Path | None = None
+    """of the run, for logs; None in an evaluation by hand"""
 
 
 class EngineGenerator(Generator, Protocol):
     """A generator that samples from its own copy of the weights."""
 
     weights: WeightTarget
+    dtype: torch.dtype
+    """what the engine computes in"""
+    context: int
+    """longest sequence of the engine"""
 
     def score(self, policy: str, ids: Sequence[np.ndarray], top_k: int | None = None) -> list[Score]:
         """Log-probs of each sequence under the engine's weights, at temperature 1 and without truncation. Raises BadPrompt when one is too long."""

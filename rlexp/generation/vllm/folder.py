@@ -1,0 +1,27 @@
+"""A model folder that an engine can start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlexp.generation.base import Policy
+from rlexp.generation.inference import causal_model
+from rlexp.generation.weight_sync.tensors import PolicyTensors
+
+
+def write_model_folder(policy: Policy, folder: Path, *, weights: bool = False) -> None:
+    """Config and tokenizer of the policy. The generation config holds the EOS ids and nothing else (case S26).
+
+    weights: False for `load_format=dummy`, where the first weight sync brings them; True writes those of the base model, for engines that
+    are then sent adapters only.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    causal_model(policy.module).config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(policy.eos_ids)}))
+    if weights:
+        from safetensors.torch import save_file
+
+        base = PolicyTensors(policy.module).base()
+        save_file({name: tensor.contiguous().cpu() for name, tensor in base}, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,125 @@
+"""Brings an engine's copy of the weights up to date: the only place that streams, probes and counts the version (rows GRPO-195, ASYNC A17)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rlexp.config.vllm import EngineGenerationConfig
+from rlexp.generation.base import Policy
+from rlexp.generation.weight_sync import probe
+from rlexp.generation.weight_sync.base import RESUMED, EngineGenerator, SyncError
+from rlexp.generation.weight_sync.tensors import PolicyTensors
+
+log = logging.getLogger(__name__)
+
+
+class Sleeper(Protocol):
+    """A target whose engine can give its memory back between rollouts."""
+
+    def sleep(self, level: int) -> None:
+        """Until the next `receive` or `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """With the weights it had; does nothing when it is awake."""
+        ...
+
+
+class WeightSync:
+    """Weights of the trainer's policies to the engine of a generator.
+
+    The trainer announces versions; the weights go when the next rollouts are sampled, so that several steps on one batch cost one sync. sends: whether
+    this rank is one that sends. autocast: dtype of the trainer's forward where it is not that of the weights.
+    """
+
+    def __init__(
+        self,
+        config: EngineGenerationConfig,
+        generator: EngineGenerator,
+        policies: Mapping[str, Policy],
+        *,
+        autocast: torch.dtype | None = None,
+        sends: bool = True,
+    ) -> None:
+        self.config, self.generator, self.policies = config, generator, policies
+        self.autocast, self.sends = autocast, sends
+        self.tensors = {name: PolicyTensors(policy.module) for name, policy in policies.items()}
+        self.adapter_only = config.sync_lora == "adapter"
+        self.announced = 0
+        self.pushed = -1
+        weights: Any = generator.weights
+        self.sleeper: Sleeper | None = weights if hasattr(weights, "sleep") else None
+        self.base_sent = generator.weights.has_base
+        self.verified = False
+
+    @property
+    def stale(self) -> bool:
+        """Whether the engine's weights are not the announced ones."""
+        return self.pushed != self.announced
+
+    def announce(self, version: int) -> None:
+        """The trainer's weights have changed, or may have: they are sent before the next sampling even if the number is the same."""
+        self.announced, self.pushed = version, -1
+
+    def rest(self) -> None:
+        """The rollouts are there: the engine may sleep until the next ones (generation.sleep_level)."""
+        level = getattr(self.config, "sleep_level", 0)
+        if level and self.sleeper is not None:
+            self.sleeper.sleep(level)
+        if level == 2:  # it has lost its weights, frozen ones too
+            self.base_sent, self.pushed = False, -1
+
+    def bring(self) -> float:
+        """Send the weights if the engine has others. Returns the seconds it took. Raises SyncError."""
+        began = time.perf_counter()
+        if self.stale:
+            if self.sends:
+                self.push(self.announced)
+            self.pushed = self.announced
+            self.generator.set_version(self.announced)
+        elif self.sleeper is not None:
+            self.sleeper.wake()
+        return time.perf_counter() - began
+
+    def push(self, version: int) -> None:
+        """Stream the weights of every policy, compare, and check the version the engine says it has. Raises SyncError."""
+        target = self.generator.weights
+        for name, tensors in self.tensors.items():
+            if not self.base_sent or not self.adapter_only:
+                target.receive(name, tensors.stream(everything=not self.base_sent), version)
+            if self.adapter_only:
+                target.receive_adapter(name, tensors.adapter(), version)
+        self.base_sent = True
+        if self.config.verify_sync == "always" or (self.config.verify_sync == "first" and not self.verified):
+            for name in self.policies:
+                self._verify(name)
+            self.verified = True
+        if (has := target.version()) != version:
+            raise SyncError(f"weight version {version} was sent, and the engine says it has {has}", engine=RESUMED)
+
+    def difference(self, policy: str) -> float:
+        """Largest difference between the engine's and the trainer's log-probs of the probe's tokens."""
+        ids = probe.probe_ids(self.policies[policy], self.generator.context)
+        mine = probe.trainer_logprobs(self.policies[policy], ids, self.autocast)
+        theirs = self.generator.score(policy, [ids])[0].logprobs
+        gap = np.abs(mine - theirs)
+        return float("inf") if np.isnan(gap).any() else float(gap.max())
+
+    def _verify(self, policy: str) -> None:
+        found, allowed = self.difference(policy), self.config.sync_tolerance or probe.TOLERANCE[str(self.generator.dtype).removeprefix("torch.")]
+        log.info("weight sync: the engine's log-probs differ from the trainer's by at most %.2g (allowed: %g)", found, allowed)
+        if found <= allowed:
+            return
+        worst = [] if self.adapter_only else probe.worst_tensors(self.tensors[policy], self.generator.weights.checksums(policy), self.generator.dtype)
+        named = f"tensors that differ: {', '.join(worst)}" if worst else "no tensor differs, so the engine computes with them in another way"
+        raise SyncError(
+            f"after a weight sync the engine's log-probs of {policy} differ from the trainer's by {found:.3g}, and {allowed:g} is allowed "
+            f"(generation.sync_tolerance); {named}. generation.verify_sync=never skips the comparison",
+            engine=RESUMED,
+        )
