@@ -19,11 +19,14 @@ import tempfile
 from pathlib import Path
 
 from scripts.bench import measure, render
-from scripts.bench.machine import machine
+from scripts.bench.machine import load, machine
 from scripts.bench.processes import BenchError, once
 from scripts.bench.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+QUIET = 0.5
+"""load average above which a warning is given"""
 
 
 def parsed() -> argparse.Namespace:
@@ -56,6 +59,9 @@ def main() -> int:
     outputs = Path(os.environ.get("RLEXP_OUTPUTS") or ROOT / "outputs") / "bench"
     outputs.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="run-", dir=outputs))
+    busy = load()
+    if busy > QUIET:
+        print(f"the machine is busy (load average {busy:.1f}): these figures will not be those of a quiet one", file=sys.stderr)
     about = once("machine", "scripts.bench.machine:main", scratch / "machine.log")
     data = scratch if arguments.no_save else render.DATA
     bench = measure.Bench(scratch, outputs, data, about["cuda"], tuple(arguments.set), arguments.pairs, arguments.profile)
@@ -69,7 +75,7 @@ def main() -> int:
             continue
         failed = failed or bool(result.get("outside"))
         if not arguments.no_save:
-            result = {"machine": machine(about), "overrides": arguments.set, **result}
+            result = {"machine": machine(about, busy), "overrides": arguments.set, **result}
             render.DATA.mkdir(parents=True, exist_ok=True)
             (render.DATA / f"{name}{'_self' if arguments.itself else ''}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             render.write()

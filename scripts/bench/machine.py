@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -22,19 +23,26 @@ def main(pipe: Connection) -> None:
     pipe.send({"cuda": torch.cuda.is_available(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None})
 
 
-def machine(about: dict[str, Any]) -> dict[str, Any]:
-    """about: what main sent."""
+def load() -> float:
+    """Processes that have wanted to run in the last minute: what else the machine does, when nothing is measured yet."""
+    return round(os.getloadavg()[0], 2)
+
+
+def machine(about: dict[str, Any], load: float) -> dict[str, Any]:
+    """about: what main sent. load: before the measurement."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    named = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(named, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
     return {
         "device": about["gpu"] or _cpu(),
         "cuda": about["cuda"],
         "threads": THREADS,
+        "load": load,
         "python": platform.python_version(),
         "commit": commit or None,
         "versions": versions,

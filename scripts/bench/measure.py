@@ -132,6 +132,7 @@ def _profile(bench: Bench, workload: Workload, side: Side, below: bool) -> str |
         return None
     name = f"{workload.name}_profile.txt"
     side.turn(("profile", bench.profiles / name))
+    print(f"  profile of one more batch: {bench.profiles / name}")
     return name
 
 
@@ -150,7 +151,9 @@ def report(result: Result) -> None:
         counts = figures.tokens(result[side])
         length = figures.mean_length(result[side], workload)
         print(
-            f"  {side:5}: " + ", ".join(f"{name} {value:,.0f}" for name, value in counts.items()) + f" tokens; mean length {length:.1f} of {workload.max_new}"
+            f"  {side:5}: "
+            + ", ".join(f"{name} {value:,.0f}" for name, value in counts.items())
+            + f" tokens; mean length {length:.1f} of {workload.max_new} ({length / workload.max_new:.2f})"
         )
     for one in result["figures"]:
         print(line(one, result.get("profile")), flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from scripts.bench.workloads import MEAN_SHARE, THREADS, Workload
 
-VERSION = 1
+VERSION = 2
 """raise it when anything below changes the result: part of the folder's name"""
 BATCHES = 64
 """whose prompts are written; after them the prompts come again"""
@@ -56,9 +57,12 @@ def prepare(workload: Workload, folder: Path) -> None:
     module, tokenizer = random_model(workload) if workload.model == "random" else pretrained(workload.model)
     prompts = prompt_texts(workload, tokenizer)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
-    completions = sample(module, tokenizer, prompts[: workload.prompts], workload)
     target = MEAN_SHARE * workload.max_new
-    eos_ids = sized_eos(completions, target, keep=tokenizer.eos_token_id, forbidden=tokenizer.pad_token_id)
+    if workload.model == "random":
+        eos_ids = uniform_eos(workload.vocabulary, workload.max_new, target, keep=tokenizer.eos_token_id)
+    else:
+        completions = sample(module, tokenizer, prompts[: workload.prompts], workload)
+        eos_ids = sized_eos(completions, target, keep=tokenizer.eos_token_id, forbidden=tokenizer.pad_token_id)
     module.generation_config = GenerationConfig(eos_token_id=eos_ids, pad_token_id=tokenizer.pad_token_id)
     module.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -154,18 +158,30 @@ def sample(module: Any, tokenizer: Any, prompts: list[str], workload: Workload) 
     return out[:, given["input_ids"].shape[1] :].tolist()
 
 
+def uniform_eos(vocabulary: int, longest: int, target: float, keep: int) -> list[int]:
+    """As many ids as end completions after `target` tokens on average, when every token is as likely as every other.
+
+    A random network is close to that. With chance p of an end at each token the mean of min(length, longest) is (1 - (1 - p)^longest) / p.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        chance = (low + high) / 2
+        if (1 - (1 - chance) ** longest) / chance > target:
+            low = chance
+        else:
+            high = chance
+    others = [token for token in range(2, vocabulary) if token != keep]
+    return sorted([keep, *random.Random(SEED).sample(others, max(round(low * vocabulary) - 1, 0))])
+
+
 def sized_eos(completions: list[list[int]], target: float, keep: int, forbidden: int | None = None) -> list[int]:
     """Ids that end completions so that their mean length is about `target`. keep: is among them, whatever it does.
 
     Which id ends a completion does not change what is sampled before it, so the list can be chosen on completions that nothing
     ended: ids are added in a random order for as long as that brings the mean closer.
     """
-    counts: dict[int, int] = {}
-    for ids in completions:
-        for token in ids:
-            counts[token] = counts.get(token, 0) + 1
-    enough = CANDIDATES if sum(count >= CANDIDATES for count in counts.values()) > 20 else 1
-    candidates = sorted(token for token, count in counts.items() if count >= enough and token not in (keep, forbidden))
+    counts = Counter(token for ids in completions for token in ids)
+    candidates = sorted(token for token, count in counts.items() if count >= CANDIDATES and token not in (keep, forbidden))
     random.Random(SEED).shuffle(candidates)
     chosen = [keep]
     distance = abs(mean_length(completions, {keep}) - target)

@@ -176,7 +176,8 @@ def made(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     overrides = f"; with {' '.join(f'`{one}`' for one in result['overrides'])}" if result["overrides"] else ""
     dtype = "bf16" if machine["cuda"] else "fp32"
-    return f"Measured on {machine['device']}, {machine['threads']} threads, {dtype}; commit `{machine['commit']}`; {versions}{overrides}."
+    where = f"{machine['device']}, {machine['threads']} threads, {dtype}, load average {machine['load']:.1f} before"
+    return f"Measured on {where}; commit `{machine['commit']}`; {versions}{overrides}."
 
 
 def text_of(data: Path) -> str:

@@ -179,9 +179,7 @@ def search(pipe: Connection, workload: Workload, inputs: Path, scratch: Path) ->
     seconds = {}
     for number, size in enumerate(workload.trl_batches):
         count = workload.trial_rollouts(size)
-        updates = trial(
-            workload, inputs, scratch, size, padded(completions, count), TRIALS if workload.full_trials or size < workload.rollouts else 1, number == 0
-        )
+        updates = trial(workload, inputs, scratch, size, padded(completions, count), TRIALS if workload.full_trials else 1, number == 0)
         seconds[size] = statistics.median(updates) / count
         gc.collect()
     pipe.send(seconds)

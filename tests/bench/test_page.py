@@ -15,7 +15,15 @@ from scripts.bench.figures import as_dict, figures
 from scripts.bench.machine import machine
 from scripts.bench.workloads import WORKLOADS
 
-MACHINE = {"device": "a processor", "cuda": False, "threads": 2, "python": "3.11.9", "commit": "0123abc", "versions": {"torch": "2.13.0", "trl": "1.16.0"}}
+MACHINE = {
+    "device": "a processor",
+    "cuda": False,
+    "threads": 2,
+    "load": 0.1,
+    "python": "3.11.9",
+    "commit": "0123abc",
+    "versions": {"torch": "2.13.0", "trl": "1.16.0"},
+}
 
 
 def result(name: str) -> dict[str, Any]:
@@ -46,7 +54,7 @@ def test_nothing_of_the_machine() -> None:
     for path in render.DATA.glob("*"):
         found = re.findall(r"(?<![\w.:/~])/(?:[\w.+=-]+/)+[\w.+=-]*", path.read_text(encoding="utf-8"))
         assert [one for one in found if Path(one).exists()] == [], path.name
-    assert machine({"gpu": None, "cuda": False}).keys() == MACHINE.keys()
+    assert machine({"gpu": None, "cuda": False}, 0.1).keys() == MACHINE.keys()
 
 
 def test_a_result_becomes_a_section(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from scripts.bench.prepare import BATCHES, mean_length, sized_eos, word_tokenizer
+from scripts.bench.prepare import BATCHES, mean_length, sized_eos, uniform_eos, word_tokenizer
 from scripts.bench.workloads import MEAN_SHARE, Workload
 
 
@@ -23,6 +24,15 @@ def test_eos_ids_give_the_mean_length() -> None:
     assert 1 in chosen and 0 not in chosen
     assert abs(mean_length(first, set(chosen)) - 35) < 2
     assert abs(mean_length(second, set(chosen)) - 35) < 6
+
+
+@pytest.mark.parametrize(("vocabulary", "longest"), [(1024, 128), (150_000, 64)])
+def test_eos_ids_where_all_tokens_are_alike(vocabulary: int, longest: int) -> None:
+    draw = random.Random(1)
+    chosen = uniform_eos(vocabulary, longest, MEAN_SHARE * longest, keep=1)
+    assert 1 in chosen and 0 not in chosen and len(chosen) == len(set(chosen))
+    completions = [[draw.randrange(vocabulary) for _ in range(longest)] for _ in range(2000)]
+    assert abs(mean_length(completions, set(chosen)) / longest - MEAN_SHARE) < 0.03
 
 
 def test_a_word_is_a_token() -> None:
