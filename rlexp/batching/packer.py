@@ -62,15 +62,15 @@ def _units(samples: Sequence[Sample], terms: Terms, chosen: Sequence[int], kinds
 
 def _fill(alone: np.ndarray, after: np.ndarray, budget: int) -> list[int]:
     """Next fit in order: index of the first unit of each row. alone, after [units, kinds]: forwarded tokens of a unit that opens a
-    row, and of one that follows its predecessor in the same row. A unit opens a new row when any kind would exceed the budget."""
+    row, and of one that follows its predecessor in the same row. A unit opens a new row when any kind would exceed the budget, which no unit
+    alone may do."""
+    so_far = np.cumsum(after, axis=0)
     starts: list[int] = []
-    used = np.zeros(alone.shape[1], np.int64)
-    for i in range(len(alone)):
-        if not starts or (used + after[i] > budget).any():
-            starts.append(i)
-            used = alone[i].copy()
-        else:
-            used += after[i]
+    start = 0
+    while start < len(alone):
+        starts.append(start)
+        fits = budget - alone[start] + so_far[start]
+        start = min(int(np.searchsorted(so_far[:, kind], most, side="right")) for kind, most in enumerate(fits))
     return starts
 
 

@@ -15,7 +15,7 @@ from rlexp.algorithms.base import Algorithm
 from rlexp.batching.packer import MicroBatch, pack
 from rlexp.batching.terms import Terms
 from rlexp.losses.reduction import Counts, scales
-from rlexp.records.rollout import GenerationBatch, Rollout
+from rlexp.records.rollout import GenerationBatch
 from rlexp.records.sample import Sample
 
 
@@ -56,12 +56,9 @@ def step_of_rollouts(count: int, steps: int) -> np.ndarray:
     return np.arange(count) * steps // max(count, 1)
 
 
-def _counts(model: str, chosen: Sequence[int], in_step: Sequence[Rollout], batch: GenerationBatch, terms: Terms, algorithm: Algorithm, longest: int) -> Counts:
+def _counts(owners_L: np.ndarray, learns_R: np.ndarray, tokens_R: np.ndarray, longest: int) -> Counts:
     """Counted over the rollouts of the step that this network learns from, idle ones too, on all ranks."""
-    mine = [algorithm.trained_tokens(rollout) for rollout in in_step if model in algorithm.models_of(rollout)]
-    owners = terms.rollout_L[_terms_of(chosen, terms)]
-    per_rollout = np.array([algorithm.trained_tokens(rollout) for rollout in batch.rollouts], dtype=np.int64)
-    return Counts(tokens_L=per_rollout[owners], tokens=sum(mine), rollouts=len(mine), max_completion_length=longest)
+    return Counts(tokens_L=tokens_R[owners_L], tokens=int(tokens_R[learns_R].sum()), rollouts=int(learns_R.sum()), max_completion_length=longest)
 
 
 def _terms_of(chosen: Sequence[int], terms: Terms) -> np.ndarray:
@@ -82,13 +79,15 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
     The batch's rollouts, groups laid end to end, are cut into budget.steps_per_batch parts of equally many rollouts. Raises
     ValueError when a sample alone exceeds budget.tokens.
     """
-    step_R = step_of_rollouts(len(batch.rollouts), budget.steps_per_batch)
+    rollouts = batch.rollouts
+    step_R = step_of_rollouts(len(rollouts), budget.steps_per_batch)
+    tokens_R = np.array([algorithm.trained_tokens(rollout) for rollout in rollouts], dtype=np.int64)
+    models_R = [algorithm.models_of(rollout) for rollout in rollouts]
     terms.step_R = step_R
     terms.step_L = step_R[terms.rollout_L] if terms.count else np.zeros(0, np.int64)
     scale_L, tokens_L = np.zeros(terms.count), np.ones(terms.count, np.int64)
     steps = []
     for step in range(budget.steps_per_batch):
-        in_step = [rollout for rollout, where in zip(batch.rollouts, step_R, strict=True) if where == step]
         micro_batches: dict[str, list[MicroBatch]] = {}
         sample_tokens: dict[str, int] = {}
         forwarded = trained = 0
@@ -101,8 +100,9 @@ def plan(batch: GenerationBatch, samples: Sequence[Sample], terms: Terms, algori
             if not chosen:
                 continue
             rows = [micro_batch for mine in by_rank for micro_batch in mine if not micro_batch.filler]
-            counts = _counts(model, chosen, in_step, batch, terms, algorithm, budget.max_completion_length)
             term_L = _terms_of(chosen, terms)
+            learns_R = np.array([model in models for models in models_R], dtype=bool) & (step_R == step)
+            counts = _counts(terms.rollout_L[term_L], learns_R, tokens_R, budget.max_completion_length)
             _count_microbatches(counts, rows, term_L)
             scale_L[term_L], tokens_L[term_L] = scales(algorithm.reduction(model), counts), counts.tokens_L
             forwarded += sum(micro_batch.row.tokens for micro_batch in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlexp.batching.packer import pack
+from rlexp.batching.packer import _fill, pack
 from rlexp.batching.terms import flatten
 from rlexp.records.sample import Context, Sample
 
@@ -79,3 +79,24 @@ def test_what_fits_no_row_is_refused_and_nothing_gives_nothing() -> None:
     with pytest.raises(ValueError, match=r"18 tokens exceeds trainer\.tokens_per_microbatch=10"):
         pack(samples, flatten(samples), [0], budget=10)
     assert pack([], flatten([]), [], budget=10, world=2) == [[], []]
+
+
+def literal_fill(alone: list[list[int]], after: list[list[int]], budget: int) -> list[int]:
+    starts: list[int] = []
+    used: list[int] = []
+    for i, first in enumerate(alone):
+        used = [a + b for a, b in zip(used, after[i], strict=True)] if starts else []
+        if not starts or max(used) > budget:
+            starts.append(i)
+            used = first
+    return starts
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_filled_unit_by_unit(seed: int, kinds: int) -> None:
+    random = np.random.default_rng(seed)
+    alone = random.integers(1, 20, size=(40, kinds))
+    after = np.minimum(alone, random.integers(0, 20, size=(40, kinds)))
+    for budget in (int(alone.max()), 25, 60, 10_000):
+        assert _fill(alone, after, budget) == literal_fill(alone.tolist(), after.tolist(), budget)
