@@ -22,7 +22,7 @@ def load_balancing(router_logits: Sequence[Tensor], weight_T: Tensor, top_k: int
     weight_T = weight_T.to(dtype)
     for logits_TE in router_logits:
         probability_TE = torch.softmax(logits_TE.to(dtype), dim=-1)
-        indices_TK = probability_TE.detach().topk(top_k, dim=-1).indices
+        indices_TK = probability_TE.topk(top_k, dim=-1).indices
         chosen_E = chosen_E.index_add(0, indices_TK.flatten(), weight_T.repeat_interleave(top_k))
         probability_E = probability_E + weight_T @ probability_TE
     total = weight_T.sum().clamp(min=1) * len(router_logits)
