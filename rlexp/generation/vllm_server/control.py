@@ -1,0 +1,84 @@
+"""Plain calls to servers: checks, weight transfer, scores. Sampling has its own asynchronous client (client.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from rlexp.config.errors import UserError
+
+MESSAGE = 400
+"""Characters of a server's answer that an error shows"""
+
+
+class Unreachable(UserError):
+    """A server does not answer."""
+
+
+class Refused(UserError):
+    """A server answered with an error. status: its HTTP code."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def reason_of(response: httpx.Response) -> str:
+    """What a server says is wrong, shortened."""
+    try:
+        body = response.json()
+        found = body.get("error", body) if isinstance(body, dict) else body
+        text = found.get("message", found) if isinstance(found, dict) else found
+    except ValueError:
+        text = response.text
+    return " ".join(str(text).split())[:MESSAGE]
+
+
+class Control:
+    """Blocking calls to one or more servers. timeout: seconds one call may take. lost: called when a server does not answer; raises a better error if it knows one."""
+
+    def __init__(self, urls: Sequence[str], timeout: float, lost: Callable[[], None] = lambda: None) -> None:
+        self.urls, self.timeout, self.lost = list(urls), timeout, lost
+        self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)), trust_env=False)
+        self._threads = ThreadPoolExecutor(max(8, len(self.urls)), "server-control")
+
+    def call(self, url: str, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
+        """The JSON that a server answers. Raises Unreachable or Refused."""
+        limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        try:
+            response = self._client.request(method, f"{url}/{path}", json=body, timeout=limit)
+        except httpx.HTTPError as error:
+            self.lost()
+            raise Unreachable(f"the vLLM server at {url} does not answer {path} ({type(error).__name__}: {error})") from error
+        if response.status_code >= 400:
+            raise Refused(f"the vLLM server at {url} refused {path} with code {response.status_code}: {reason_of(response)}", response.status_code)
+        return response.json() if response.content else None
+
+    def get(self, path: str) -> list[Any]:
+        """GET from every server; the answers in order."""
+        return self.each(lambda url: self.call(url, "GET", path))
+
+    def everywhere(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """POST to every server at once; returns when all have answered. Raises the first error in their order, after all have ended."""
+        self.each(lambda url: self.call(url, "POST", path, body))
+
+    def each(self, work: Callable[[str], Any]) -> list[Any]:
+        """Do the same with every server at once; the results in order."""
+        futures = [self._threads.submit(work, url) for url in self.urls]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Results of several calls that run beside each other."""
+        return list(self._threads.map(work, items))
+
+    def close(self) -> None:
+        """Close connections and threads."""
+        self._threads.shutdown(wait=False)
+        self._client.close()

@@ -1,0 +1,206 @@
+"""The servers of a run: started or found by rank 0, known to every rank, started again when they die."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from rlexp.config.errors import PeerError, UserError
+from rlexp.config.vllm_server import LOOPBACK, VLLMServerGenerationConfig, urls
+from rlexp.generation.base import Policy
+from rlexp.generation.inference import causal_model
+from rlexp.generation.vllm.folder import write_model_folder
+from rlexp.generation.vllm_server import checks
+from rlexp.generation.vllm_server.client import Server
+from rlexp.generation.vllm_server.command import ADAPTER, Served, server_command, server_environment
+from rlexp.generation.vllm_server.control import Control
+from rlexp.generation.vllm_server.process import ServerProcess, free_port
+from rlexp.generation.vllm_server.target import ServerTarget
+from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Transfer
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Exchange(Protocol):
+    """The part of rlexp.distributed.collectives.Collectives that is needed here."""
+
+    rank: int
+    world: int
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The values of all ranks, in rank order."""
+        ...
+
+
+class Fleet:
+    """What is launched is owned by rank 0; the other ranks get addresses and process ids."""
+
+    def __init__(
+        self, config: VLLMServerGenerationConfig, policy: Policy, folder: Path, ranks: Exchange, autocast: torch.dtype | None, more: Mapping[str, Any]
+    ) -> None:
+        """folder: of the run. more: generation.engine_kwargs."""
+        self.config, self.policy, self.folder, self.ranks, self.more = config, policy, folder / "servers", ranks, more
+        weights = next(causal_model(policy.module).parameters()).dtype
+        self.dtype: torch.dtype = getattr(torch, config.dtype) if config.dtype != "auto" else autocast or weights
+        self.context = min(config.max_model_length or policy.context, policy.context)
+        self.model = ADAPTER if config.sync_lora == "adapter" else ""
+        self.processes: list[ServerProcess] = []
+        self.restarts = 0
+
+    def open(self) -> None:
+        """Start or find the servers. Raises UserError on every rank."""
+        found, self.context, model = self._on_first(self._launch if self.config.launch else self._attach)
+        self.model = self.model or model
+        self._use(found)
+
+    def recover(self) -> bool:
+        """Start again the servers that died, if there are some and generation.restart allows it. Returns whether it did, on every rank alike."""
+        found = self._on_first(self._restart_dead)
+        if found is None:
+            return False
+        self.close(processes=False)
+        self.restarts += 1
+        self._use(found)
+        return True
+
+    def close(self, processes: bool = True) -> None:
+        """Let go of the servers; end those that were started. A second call does nothing."""
+        self.target.transfer.close()
+        self.control.close()
+        if processes:
+            for process in self.processes:
+                process.stop()
+            self.processes = []
+
+    # rank 0
+
+    def _launch(self) -> tuple[list[tuple[str, int]], int, str]:
+        if self.config.host not in LOOPBACK:
+            log.warning(
+                "generation.expose=true: whoever reaches port %s of %s can replace the weights of this run's servers, vLLM asks for no password",
+                self.config.port or "(a free one)",
+                self.config.host,
+            )
+        write_model_folder(self.policy, self.folder / "model")
+        ports = [free_port() if self.config.port is None else self.config.port + number for number in range(self.config.servers)]
+        try:
+            for number, port in enumerate(ports):
+                self.processes.append(self._start(number, port))
+            self._wait()
+        except BaseException:
+            for process in self.processes:
+                process.stop()
+            self.processes = []
+            raise
+        return self._known(), self.context, str(self.folder / "model")
+
+    def _start(self, number: int, port: int) -> ServerProcess:
+        peft = getattr(self.policy.module, "peft_config", None)
+        rank = max(settings.r for settings in peft.values()) if peft and self.config.sync_lora == "adapter" else 0
+        served = Served(str(self.folder / "model"), str(self.dtype).removeprefix("torch."), self.context, rank, has_weights=False)
+        transfer = self._transfer_name
+        command = server_command(self.config, served, transfer, host=self.config.host, port=port, more=self.more)
+        environment = server_environment(self.config, transfer, number)
+        return ServerProcess(command, environment, host=self.config.host, port=port, log=self.folder / f"server_{number}.log")
+
+    def _wait(self) -> None:
+        log.info("waiting for %d vLLM server%s to start (%s)", len(self.processes), "s" * (len(self.processes) > 1), self.processes[0].log)
+        for process in self.processes:
+            process.wait_healthy(self.config.timeout)
+
+    def _restart_dead(self) -> list[tuple[str, int]] | None:
+        dead = [number for number, process in enumerate(self.processes) if process.code is not None]
+        if not dead:
+            return None
+        if self.restarts >= self.config.restart:
+            return None
+        for number in dead:
+            log.warning("%s", self.processes[number].died())
+            log.warning("starting it again (%d of generation.restart=%d)", self.restarts + 1, self.config.restart)
+            self.processes[number] = self._start(number, self.processes[number].port if self.config.port is not None else free_port())
+        self._wait()
+        return self._known()
+
+    def _known(self) -> list[tuple[str, int]]:
+        return [(process.url, process.pid) for process in self.processes]
+
+    def _attach(self) -> tuple[list[tuple[str, int]], int, str]:
+        expected = checks.Expected(causal_model(self.policy.module).config, self.dtype, self.context, self._transfer_name)
+        found = [checks.check_server(url, expected, self.config, self.more) for url in urls(self.config)]
+        names = {server.model for server in found}
+        if len(names) > 1:
+            raise UserError(f"the servers of generation.base_url serve different models ({', '.join(sorted(names))}): start them with the same one")
+        return [(url, 0) for url in urls(self.config)], min(server.context for server in found), names.pop()
+
+    # every rank
+
+    def _use(self, found: list[tuple[str, int]]) -> None:
+        self.servers = [Server(url, self._death(number, url, pid)) for number, (url, pid) in enumerate(found)]
+        self.control = Control([url for url, _ in found], self.config.timeout, self._raise_if_dead)
+        self.target = ServerTarget(self.control, self._transfer(), self.dtype, Path(self.config.transfer_folder) if self.config.transfer_folder else None)
+
+    def _death(self, number: int, url: str, pid: int) -> Callable[[], Exception | None]:
+        """Why a server is known to be dead: its owner asks the process, the other ranks look whether it is there."""
+
+        def reason() -> Exception | None:
+            if number < len(self.processes):
+                return self.processes[number].died() if self.processes[number].code is not None else None
+            return UserError(f"the vLLM server at {url} has ended; see {self.folder}") if pid and not _lives(pid) else None
+
+        return reason
+
+    def _raise_if_dead(self) -> None:
+        for server in self.servers:
+            if (error := server.dead()) is not None:
+                raise error
+
+    @property
+    def _transfer_name(self) -> str:
+        if self.config.weight_transfer != "auto":
+            return self.config.weight_transfer
+        return "nccl" if next(causal_model(self.policy.module).parameters()).device.type == "cuda" else "shared_memory"
+
+    def _transfer(self) -> Transfer:
+        limit = self.config.bucket_mib * 2**20
+        if self._transfer_name == "folder":
+            return Folder(self.control, limit, Path(self.config.transfer_folder or ""))
+        if self._transfer_name == "nccl":
+            from rlexp.generation.weight_sync.nccl import Nccl
+
+            return Nccl(self.control, limit, self.config.group_host, self.config.group_port)
+        if self._transfer_name == "ipc":
+            from rlexp.generation.weight_sync.ipc import Ipc
+
+            return Ipc(self.control, limit)
+        return SharedMemory(self.control, limit)
+
+    def _on_first(self, work: Callable[[], T]) -> T:
+        """The result of rank 0's work on every rank; its error too."""
+        own: Exception | None = None
+        result: Any = None
+        if self.ranks.rank == 0:
+            try:
+                result = work()
+            except Exception as error:
+                own = error
+        failure = None if own is None else (isinstance(own, UserError), f"{own}" if isinstance(own, UserError) else f"{type(own).__name__}: {own}")
+        failure, result = self.ranks.gather_objects((failure, result))[0]
+        if own is not None:
+            raise own
+        if failure is not None:
+            raise PeerError(0, failure[1]) if failure[0] else RuntimeError(f"rank 0 failed with its servers: {failure[1]}")
+        return result
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process of this machine runs. One that ended, and whose parent has not looked yet, does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,145 @@
+"""generation=vllm_server: turns from one or more vLLM servers over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlexp.config.errors import UserError
+from rlexp.config.vllm_server import VLLMServerGenerationConfig
+from rlexp.generation.base import BadPrompt, Policy, free_form
+from rlexp.generation.vllm_server.client import Client
+from rlexp.generation.vllm_server.fleet import Exchange, Fleet
+from rlexp.generation.vllm_server.wire import bundle_key, completion_body, score_body, score_of, turns_of
+from rlexp.generation.weight_sync.base import Score
+from rlexp.records.request import Request
+from rlexp.records.turn import Turn
+
+log = logging.getLogger(__name__)
+
+
+class VLLMServerGenerator:
+    """Sends each request at once; those that rollouts of one group make in the same moment travel as one call with n completions.
+
+    Two lives: after the constructor only the config has been looked at; `open` starts or finds the servers. policies: by the name that requests give.
+    """
+
+    provides = frozenset({"candidates"})
+
+    def __init__(self, config: VLLMServerGenerationConfig, *, policies: Mapping[str, Policy]) -> None:
+        if len(policies) > 1:
+            raise UserError(f"generation=vllm_server serves one model, and {', '.join(policies)} are trained: set generation=native or generation=vllm")
+        self.config, self.policies = config, policies
+        self.version = 0
+        self._waiting: dict[Hashable, list[tuple[Request, asyncio.Future[Turn]]]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._logged_retries = self._logged_restarts = 0
+
+    def open(self, folder: Path, ranks: Exchange, autocast: torch.dtype | None = None) -> None:
+        """Start the servers, or find and check them. folder: of the run. ranks: of the trainer, rank 0 starts and stops. Raises UserError on every rank."""
+        ((_, policy),) = self.policies.items()
+        self.fleet = Fleet(self.config, policy, folder, ranks, autocast, free_form(self.config.engine_kwargs, "generation.engine_kwargs"))
+        self.fleet.open()
+        self.dtype, self.context, self.weights = self.fleet.dtype, self.fleet.context, self.fleet.target
+        self._use_fleet()
+
+    def set_version(self, version: int) -> None:
+        """Told after each weight sync."""
+        self.version = version
+
+    # sampling
+
+    def check(self, request: Request) -> None:
+        """Raise BadPrompt for a request the context leaves no room for."""
+        length = len(request.ids)
+        if length == 0:
+            raise BadPrompt("the prompt has no tokens; give it some text")
+        if length >= self.context:
+            fix = "set data.overlong_prompt=drop or cut_left, or raise generation.max_model_length (--max-model-len of the server)"
+            raise BadPrompt(f"the prompt has {length} tokens and the server's context is {self.context}, which leaves none to sample; {fix}")
+
+    async def sample(self, request: Request) -> Turn:
+        """One turn. Raises BadPrompt, ServerLost."""
+        self.check(request)
+        room = self.context - len(request.ids)
+        request = request if request.max_tokens <= room else dataclasses.replace(request, max_tokens=room)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Turn] = loop.create_future()
+        bundle = self._waiting.setdefault(key := bundle_key(request), [])
+        bundle.append((request, turn))
+        if len(bundle) == 1:  # sent when everybody who can ask now has asked
+            loop.call_soon(self._send, key)
+        return await turn
+
+    def _send(self, key: Hashable) -> None:
+        bundle = sorted(self._waiting.pop(key), key=lambda item: (item[0].order, item[0].key))
+        call = asyncio.get_running_loop().create_task(self._call(bundle))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        for _, turn in bundle:  # nobody waits any more: the call is given up, and the server stops working on it
+            turn.add_done_callback(lambda _: call.cancel() if all(other.cancelled() for _, other in bundle) else None)
+
+    async def _call(self, bundle: Sequence[tuple[Request, asyncio.Future[Turn]]]) -> None:
+        requests = [request for request, _ in bundle]
+        eos_ids = self.policies[requests[0].policy].eos_ids
+        body = completion_body(requests, model=self.fleet.model, eos_ids=eos_ids, regex=self.config.structured_outputs_regex)
+        version = self.version
+        try:
+            turns = turns_of(await self.client.complete(body), requests, eos_ids, version)
+        except Exception as error:
+            for _, turn in bundle:
+                if not turn.done():
+                    turn.set_exception(error)
+            return
+        for (_, turn), result in zip(bundle, turns, strict=True):
+            if not turn.done():
+                turn.set_result(result)
+
+    # scores
+
+    def score(self, policy: str, ids: Sequence[np.ndarray], top_k: int | None = None) -> list[Score]:
+        """Log-probs of each sequence under the servers' weights, at temperature 1 and without truncation. Raises BadPrompt."""
+        servers = self.fleet.control.urls
+
+        def ask(place: int) -> Score:
+            tokens = [int(token) for token in ids[place]]
+            if len(tokens) >= self.context:
+                raise BadPrompt(f"a sequence of {len(tokens)} tokens cannot be scored: the server's context is {self.context}, and one token must be left")
+            answer = self.fleet.control.call(servers[place % len(servers)], "POST", "v1/completions", score_body(tokens, top_k, self.fleet.model))
+            return score_of(answer, tokens, top_k)
+
+        return self.fleet.control.map(ask, range(len(ids)))
+
+    # life
+
+    def recover(self) -> bool:
+        """After a failure: start launched servers that died again, if generation.restart allows. Returns whether that was it, on every rank alike.
+
+        The new servers have no weights yet: everything is to be sent again. Raises UserError on every rank when a server does not start.
+        """
+        if not self.fleet.recover():
+            return False
+        self._use_fleet()
+        return True
+
+    def counters(self) -> dict[str, tuple[float, float]]:
+        """What happened since the last call: name -> (sum, count). Counted once for all ranks."""
+        retries, restarts = self.client.retries - self._logged_retries, self.fleet.restarts - self._logged_restarts
+        self._logged_retries, self._logged_restarts = self.client.retries, self.fleet.restarts
+        first = self.fleet.ranks.rank == 0
+        return {"generation/retries": (float(retries), float(first)), "generation/restarts": (float(restarts) if first else 0.0, float(first))}
+
+    def close(self) -> None:
+        """Stop the servers that were started. A second call does nothing."""
+        if hasattr(self, "fleet"):
+            self.fleet.close()
+
+    def _use_fleet(self) -> None:
+        self.client = Client(self.fleet.servers, timeout=self.config.timeout, request_timeout=self.config.request_timeout, first=self.fleet.ranks.rank)
+        self._logged_retries = 0

@@ -1,0 +1,119 @@
+"""A vLLM server that rlexp started: its life from the free port to the last process of its group."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from rlexp.config.errors import UserError
+from rlexp.generation.vllm_server import warden
+
+POLL = 0.2
+TAIL_LINES = 25
+"""Lines of a dead server's log that its error shows"""
+LOOPBACK = "127.0.0.1"
+
+
+class ServerFailed(UserError):
+    """The server did not start, or died. The message ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError when somebody listens there already: a second server would only find out after loading its model."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"generation.port={port} cannot be used on {host} ({error.strerror}): choose another one, or leave it out and a free one is taken; "
+                "a server that runs already is used with generation.launch=false"
+            ) from error
+
+
+class ServerProcess:
+    """One launched server.
+
+    command: as `command.server_command` gives it. environment: added to this process's. log: file that gets everything it prints; a second
+    server of the same name goes on in the same file. It ends with `stop`, at exit, or when this process is killed (see warden.py).
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path) -> None:
+        self.host, self.port, self.log = host, port, log
+        self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        check_port(host, port)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = log.stat().st_size if log.exists() else 0
+        wrapped = [sys.executable, warden.__file__, str(os.getpid()), *command]
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                wrapped, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        """Of the warden, which lives as long as the server."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the server, 128 + signal number for a signal; None while it lives."""
+        return self._process.poll()
+
+    def tail(self) -> str:
+        """The end of its log, for error messages."""
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            file.seek(self._log_start)
+            lines = file.read().rstrip().splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+
+    def died(self) -> ServerFailed:
+        """The error for a server that is gone."""
+        return ServerFailed(f"the vLLM server at {self.url} ended with code {self.code}; the end of {self.log}:\n{self.tail()}")
+
+    def wait_healthy(self, timeout: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Return when it answers. Raises ServerFailed when it ends, or is not ready in time (it is stopped then). stopped: whether to give up waiting."""
+        deadline = time.monotonic() + timeout
+        while not stopped():
+            if self.code is not None:
+                raise self.died()
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            if time.monotonic() > deadline:
+                self.stop()
+                raise ServerFailed(
+                    f"the vLLM server at {self.url} was not ready after generation.timeout={timeout:g} seconds: raise it for a large model; "
+                    f"the end of {self.log}:\n{self.tail()}"
+                )
+            time.sleep(POLL)
+
+    def stop(self) -> None:
+        """End the server and every process of its group. A second call does nothing."""
+        atexit.unregister(self.stop)
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(2 * warden.GRACE + 5.0)
+            except subprocess.TimeoutExpired:  # only if the warden itself hangs; its death takes the server along
+                self._process.kill()
+                self._process.wait()

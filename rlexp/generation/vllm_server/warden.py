@@ -1,0 +1,87 @@
+"""Holds one server process and outlives nobody: `python warden.py PARENT_PID COMMAND...`.
+
+The server gets a process group of its own, all of which ends when the trainer does, also by SIGKILL, or when this process is asked to stop.
+Only the standard library is imported, so that it starts in milliseconds and takes no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+EVERY = 0.2
+"""Seconds between two looks at the parent"""
+GRACE = 5.0
+"""Seconds the group gets between SIGTERM and SIGKILL"""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+stopping = False
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: should the warden itself be killed, the kernel ends the server (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _adopt() -> None:
+    """Processes whose parent in the group died become our children, so that they can be waited for (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Returns whether there was anybody to signal."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _reap() -> None:
+    """Collect children that ended; those that were adopted have nobody else."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def end_group(group: int) -> None:
+    """SIGTERM, some patience, SIGKILL, until the group is empty."""
+    _signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while _signal_group(group, 0):
+        _reap()
+        if time.monotonic() > deadline:
+            _signal_group(group, signal.SIGKILL)
+        time.sleep(EVERY / 4)
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Run the command until it ends or nobody needs it. Returns its exit code, 128 + signal number for a signal."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        global stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    _adopt()
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
+    while not stopping and os.getppid() == parent and server.poll() is None:
+        time.sleep(EVERY)
+    code = server.poll()
+    end_group(server.pid)
+    if code is None:
+        code = server.returncode or 0
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,173 @@
+"""Weights to servers of the same machine through shared memory, or to other machines through a folder that both see. Any device."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlexp.config.errors import UserError
+from rlexp.generation.weight_sync.base import Named
+
+ALIGNMENT = 64
+"""Tensors start at multiples of so many bytes, as kernels like it"""
+RAM = Path("/dev/shm")
+
+
+class Control(Protocol):
+    """Calls to all servers at once (rlexp.generation.vllm_server.control)."""
+
+    def everywhere(self, path: str, body: dict[str, Any]) -> None:
+        """POST to each server; returns when all have answered. Raises when one cannot."""
+        ...
+
+
+class Transfer(Protocol):
+    """Carries named tensors to the servers, between start_weight_update and finish_weight_update."""
+
+    def send(self, tensors: Iterator[Named]) -> int:
+        """Send them all. Returns the bytes that travelled."""
+        ...
+
+    def forget(self) -> None:
+        """The servers are new ones and know nothing of us."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+def buckets(tensors: Iterator[Named], limit: int) -> Iterator[list[Named]]:
+    """Tensors in order, as many together as fit into `limit` bytes; a larger one is alone. Holds one bucket at a time."""
+    held: list[Named] = []
+    size = 0
+    for name, tensor in tensors:
+        bytes_ = padded(tensor)
+        if held and size + bytes_ > limit:
+            yield held
+            held, size = [], 0
+        held.append((name, tensor))
+        size += bytes_
+    if held:
+        yield held
+
+
+def padded(tensor: Tensor) -> int:
+    """Bytes a tensor takes in a bucket."""
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+def pack(bucket: Sequence[Named], memory: Any) -> dict[str, Any]:
+    """Copy a bucket's tensors into memory; returns the description that `engine_plugin.unpack` reads."""
+    offsets, offset = [], 0
+    for _, tensor in bucket:
+        offsets.append(offset)
+        if tensor.numel():
+            place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            place.view(tensor.shape).copy_(tensor)
+        offset += padded(tensor)
+    return {
+        "names": [name for name, _ in bucket],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "offsets": offsets,
+    }
+
+
+class SharedMemory:
+    """One file in memory, mapped by trainer and servers, filled with bucket after bucket.
+
+    Its name exists only until all servers have opened it, so nothing is left whoever dies.
+    """
+
+    def __init__(self, control: Control, limit: int, folder: Path | None = None) -> None:
+        """limit: bytes of a bucket. folder: where the file is made; None: the machine's memory file system, else its folder for temporary files."""
+        self.control, self.limit = control, limit
+        self.folder = folder or (RAM if RAM.is_dir() else Path(tempfile.gettempdir()))
+        self._memory: mmap.mmap | None = None
+        self._size = 0
+
+    def send(self, tensors: Iterator[Named]) -> int:
+        """Send them all, one bucket after the other."""
+        sent = 0
+        for bucket in buckets(tensors, self.limit):
+            need = sum(padded(tensor) for _, tensor in bucket)
+            if self._memory is None or need > self._size:
+                self._open(max(need, self.limit))
+            self.control.everywhere("update_weights", {"update_info": pack(bucket, self._memory)})
+            sent += need
+        return sent
+
+    def forget(self) -> None:
+        """The next bucket opens a new file."""
+        self._memory, self._size = None, 0
+
+    def close(self) -> None:
+        """Free the memory, once no tensor looks at it any more."""
+        self.forget()
+
+    def _open(self, size: int) -> None:
+        try:
+            handle, path = tempfile.mkstemp(prefix="rlexp-weights-", dir=self.folder)
+        except OSError as error:
+            raise UserError(f"{self.folder} cannot be written ({error.strerror}): set generation.weight_transfer=folder with another folder") from error
+        try:
+            try:
+                os.posix_fallocate(handle, 0, size)  # a full file system says so here; writing into the mapping would kill the process
+            except OSError as error:
+                raise UserError(
+                    f"{self.folder} has no room for {size / 2**20:.0f} MiB of weights ({error.strerror}): lower generation.bucket_mib, make it larger, "
+                    "or set generation.weight_transfer=folder"
+                ) from error
+            self._memory, self._size = mmap.mmap(handle, size), size
+            self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": path, "size": size}})
+        finally:
+            os.close(handle)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+class Folder:
+    """A new file for each bucket in a folder that all machines see, removed when every server has read it.
+
+    A network file system shows a file complete to who opens it after it was closed; one that is written again it may show old.
+    """
+
+    def __init__(self, control: Control, limit: int, folder: Path) -> None:
+        self.control, self.limit, self.folder = control, limit, folder
+        if not folder.is_dir():
+            raise UserError(f"generation.transfer_folder={folder} does not exist: make it, visible to trainer and servers under this path")
+
+    def send(self, tensors: Iterator[Named]) -> int:
+        """Send them all, one bucket after the other."""
+        sent = 0
+        for bucket in buckets(tensors, self.limit):
+            need = sum(padded(tensor) for _, tensor in bucket)
+            memory = bytearray(max(need, 1))
+            described = pack(bucket, memory)
+            handle, path = tempfile.mkstemp(prefix="rlexp-weights-", dir=self.folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(memory)
+                    os.fchmod(file.fileno(), 0o644)  # the server may be another user's
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.control.everywhere("update_weights", {"update_info": {**described, "path": path}})
+            finally:
+                os.unlink(path)
+            sent += need
+        return sent
+
+    def forget(self) -> None:
+        """Nothing to do: each bucket names its file."""
+
+    def close(self) -> None:
+        """Nothing is held."""
