@@ -91,4 +91,4 @@ def _launched(generation: VLLMServerGenerationConfig) -> Iterator[str]:
             "set generation.expose=true if only trusted machines can, or leave generation.host out"
         )
     if generation.devices is not None and len(generation.devices.split(";")) != generation.servers:
-        yield f"generation.devices={generation.devices} must name the devices of each of the generation.servers={generation.servers} servers, separated by semicolons"
+        yield f"generation.devices={generation.devices} must name the devices of generation.servers={generation.servers} servers, separated by semicolons"

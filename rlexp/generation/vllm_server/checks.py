@@ -98,7 +98,7 @@ def _flags(control: Control, url: str, expected: Expected, config: VLLMServerGen
     problems = []
     if model["logprobs_mode"] != "processed_logprobs":
         problems.append(
-            f"--logprobs-mode is {model['logprobs_mode']}, so its log-probs are not those of the distribution it samples from: set --logprobs-mode processed_logprobs"
+            f"--logprobs-mode is {model['logprobs_mode']}, so log-probs are not those of the distribution sampled from: set --logprobs-mode processed_logprobs"
         )
     if config.top_k > 0 and 0 <= model["max_logprobs"] < config.top_k:
         problems.append(f"--max-logprobs is {model['max_logprobs']}, less than generation.top_k={config.top_k}: set --max-logprobs -1")
@@ -106,19 +106,12 @@ def _flags(control: Control, url: str, expected: Expected, config: VLLMServerGen
     if transfer.get("backend") != backend:
         wanted = " ".join(as_arguments({"weight-transfer-config": json.dumps({"backend": backend})}))
         problems.append(f"its weight transfer is {transfer.get('backend', 'not set up')}: set {wanted} for generation.weight_transfer={expected.transfer}")
-    dtype = str(model["dtype"]).removeprefix("torch.")
-    if dtype != str(expected.dtype).removeprefix("torch."):
-        problems.append(
-            f"it computes in {dtype} and the trainer in {served_dtype(expected)}: set --dtype {served_dtype(expected)}, or generation.dtype={dtype}"
-        )
+    dtype, own = str(model["dtype"]).removeprefix("torch."), str(expected.dtype).removeprefix("torch.")
+    if dtype != own:
+        problems.append(f"it computes in {dtype} and the trainer in {own}: set --dtype {own}, or generation.dtype={dtype}")
     if config.sync_lora == "adapter" and lora is None:
         problems.append("it serves no adapters (generation.sync_lora=adapter): set --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")
     return problems
-
-
-def served_dtype(expected: Expected) -> str:
-    """The trainer's dtype as a flag has it."""
-    return str(expected.dtype).removeprefix("torch.")
 
 
 def _model(control: Control, url: str, expected: Expected, root: str, name: str) -> list[str]:

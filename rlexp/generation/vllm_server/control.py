@@ -38,7 +38,10 @@ def reason_of(response: httpx.Response) -> str:
 
 
 class Control:
-    """Blocking calls to one or more servers. timeout: seconds one call may take. lost: called when a server does not answer; raises a better error if it knows one."""
+    """Blocking calls to one or more servers.
+
+    timeout: seconds one call may take. lost: called when a server does not answer; raises a better error if it knows one.
+    """
 
     def __init__(self, urls: Sequence[str], timeout: float, lost: Callable[[], None] = lambda: None) -> None:
         self.urls, self.timeout, self.lost = list(urls), timeout, lost

@@ -30,7 +30,8 @@ class Ipc:
         if not self._ready:
             self.control.everywhere("init_weight_transfer_engine", {"init_info": {"packed": False}})
             self._ready = True
-        sent, held = 0, []
+        sent = 0
+        held: list[list[Named]] = []
         for bucket in buckets(tensors, self.limit):
             kept = [(name, tensor.contiguous()) for name, tensor in bucket]
             handles = [dict([self.handle(tensor)]) for _, tensor in kept]

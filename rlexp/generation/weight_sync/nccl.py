@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,14 +44,7 @@ class Nccl:
             self._group = self._meet()
         sent = 0
         for bucket in buckets(tensors, self.limit):
-            described = {
-                "names": [name for name, _ in bucket],
-                "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-                "shapes": [list(tensor.shape) for _, tensor in bucket],
-            }
-            self._beside(
-                "update_weights", lambda url, body=described: {"update_info": body}, lambda held=bucket: self._broadcast(held, self._group, self.limit)
-            )
+            self._beside("update_weights", functools.partial(_description, bucket), functools.partial(self._broadcast, bucket, self._group, self.limit))
             sent += sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
         return sent
 
@@ -82,6 +76,17 @@ class Nccl:
             result = mine()
             theirs.result()
         return result
+
+
+def _description(bucket: list[Named], url: str) -> dict[str, Any]:
+    """What a server is told of a bucket; the same for each."""
+    return {
+        "update_info": {
+            "names": [name for name, _ in bucket],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+            "shapes": [list(tensor.shape) for _, tensor in bucket],
+        }
+    }
 
 
 def _join(host: str, port: int, world: int) -> Group:
