@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlexp.records.sample import Sample
-from rlexp.records.turn import Candidates
+from rlexp.records.turn import Candidates, joined_candidates
 
 
 @dataclass
@@ -51,9 +51,7 @@ def _join_candidates(samples: Sequence[Sample]) -> Candidates | None:
         return None
     if any(sample.candidates is None and sample.terms for sample in samples):
         raise ValueError("some samples carry candidate ids and others do not: one generator must sample the whole batch")
-    parts = [sample.candidates for sample in samples if sample.candidates is not None]
-    counts = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Candidates(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
+    return joined_candidates([sample.candidates for sample in samples if sample.candidates is not None])
 
 
 def flatten(samples: Sequence[Sample]) -> Terms:

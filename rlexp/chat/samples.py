@@ -6,7 +6,7 @@ import numpy as np
 
 from rlexp.records.rollout import Rollout
 from rlexp.records.sample import Sample
-from rlexp.records.turn import Candidates, Turn
+from rlexp.records.turn import Candidates, Turn, joined_candidates
 
 
 class _Builder:
@@ -18,7 +18,7 @@ class _Builder:
         self.position: list[np.ndarray] = []
         self.target: list[np.ndarray] = []
         self.logp: list[np.ndarray] = []
-        self.candidates: list[list[np.ndarray] | None] = []
+        self.candidates: list[Candidates | None] = []
 
     def starts(self, prompt: np.ndarray) -> bool:
         """Whether a prompt starts with the tokens held so far."""
@@ -37,7 +37,7 @@ class _Builder:
         self.target.append(np.asarray(turn.ids, np.int64)[kept])
         self.logp.append(np.asarray(turn.logprobs, np.float32)[kept])
         if len(kept):
-            self.candidates.append(None if turn.candidates is None else [turn.candidates.of(int(token)) for token in kept])
+            self.candidates.append(None if turn.candidates is None else turn.candidates.take(kept))
         self._extend(turn.ids)
 
     def _extend(self, ids: np.ndarray) -> None:
@@ -57,8 +57,7 @@ class _Builder:
             return None
         if len(given) < len(self.candidates):
             raise ValueError("some turns of a rollout come with candidate ids and some without: sample all turns of a rollout with the same truncation")
-        lists = [ids for of_turn in given for ids in of_turn]
-        return Candidates(np.concatenate(lists).astype(np.int64), np.cumsum([0, *map(len, lists)], dtype=np.int64))
+        return joined_candidates(given)
 
 
 def samples_of(rollout: Rollout, number: int, model: str) -> list[Sample]:

@@ -22,7 +22,6 @@ from rlexp.models.columns import COLUMNS, Chunk, Column
 from rlexp.models.head import columns_of
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.router import ROUTER, causal_of, experts_per_token
-from rlexp.records.turn import Candidates
 
 MOST_LOGITS = 2**24
 """Logits that exist at once, whatever the chunk: 64 MiB in float32"""
@@ -50,32 +49,24 @@ class RowTensors:
     candidates_LC: Tensor | None = None
     candidates_mask_LC: Tensor | None = None
     samples_T: Tensor | None = None
-    """samples that share each position, for the loss of routers"""
+    """samples that share each position, int64 [T], for the loss of routers"""
     companions: dict[str, tuple[Network, Tensor]] = field(default_factory=dict)
     """by name: the companion and the hidden states that predict the same terms, [L, D], without gradient"""
     layouts: dict[str, PackedAttention] = field(default_factory=dict)
     """attention of this row, made once for all layers and passes"""
 
 
-def _padded_candidates(candidates: Candidates, term_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    lists = [candidates.of(int(term)) for term in term_L]
-    width = max((len(ids) for ids in lists), default=1)
-    ids, mask = np.zeros((len(lists), width), np.int64), np.zeros((len(lists), width), bool)
-    for i, values in enumerate(lists):
-        ids[i, : len(values)], mask[i, : len(values)] = values, True
-    return ids, mask
-
-
-def row_tensors(row: Row, terms: Terms, device: torch.device) -> RowTensors:
-    """A row's positions and its terms' targets and candidates as tensors."""
+def row_tensors(row: Row, terms: Terms, device: torch.device, *, shares: bool = False) -> RowTensors:
+    """A row's positions and its terms' targets and candidates as tensors. shares: samples_T too, which ROUTER needs."""
 
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
     made = RowTensors(tensor(row.ids_T), tensor(row.depth_T), tensor(row.end_T), tensor(row.position_L), tensor(terms.target_L[row.term_L]))
-    made.samples_T = tensor(samples_through(row, terms))
+    if shares:
+        made.samples_T = tensor(samples_through(row, terms))
     if terms.candidates is not None:
-        ids, mask = _padded_candidates(terms.candidates, row.term_L)
+        ids, mask = terms.candidates.take(row.term_L).padded()
         made.candidates_LC, made.candidates_mask_LC = tensor(ids), tensor(mask)
     return made
 

@@ -107,7 +107,7 @@ class StepRunner:
             for i, micro_batch in enumerate(micro_batches):
                 if self.dropout:
                     torch.manual_seed(key(self.seed, "dropout", number, model, i, self.collectives.rank) % 2**63)
-                row = row_tensors(micro_batch.row, terms, trainable.network.device)
+                row = row_tensors(micro_batch.row, terms, trainable.network.device, shares=ROUTER in names)
                 for name in sorted(self.algorithm.needs.beside & trainable.companions.keys()):
                     companion = trainable.companions[name]
                     beside = row_tensors(micro_batch.companions[name], terms, trainable.network.device)

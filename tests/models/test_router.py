@@ -84,7 +84,7 @@ def test_a_packed_row_gives_the_number_and_gradient_of_the_padded_batch(kind: st
         loaded.module.train()
     terms = flatten(BRANCHING)
     row = pack(BRANCHING, terms, range(5), budget=100)[0][0].row
-    mine = network(row_tensors(row, terms, network.device), ["entropy", "logp", "router"])["router"]
+    mine = network(row_tensors(row, terms, network.device, shares=True), ["entropy", "logp", "router"])["router"]
     mine.backward()
     number = float(mine.detach())
     assert number == pytest.approx(float(theirs.detach()), rel=1e-6) and abs(number - experts_per_token(loaded.module)) > 1e-3
