@@ -20,16 +20,21 @@ def causal_of(module: Any) -> Any:
     return module.get_base_model() if hasattr(module, "get_base_model") else module
 
 
+def _text_config(causal: Any) -> Any:
+    """The part of the model's config that is about text."""
+    return causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
+
+
 def experts_per_token(causal: Any) -> int:
     """Experts that a token is sent to, 0 where the config does not say."""
-    config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
+    config = _text_config(causal)
     return next((int(getattr(config, name)) for name in _TOP_K if getattr(config, name, None)), 0)
 
 
 @torch.no_grad()
 def has_router(causal: Any) -> bool:
     """Whether a forward of the model gives router logits. Tried on one token, because some families have mixtures in a part of their sizes only."""
-    config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
+    config = _text_config(causal)
     if not hasattr(config, "output_router_logits") or not experts_per_token(causal):
         return False
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(causal.parameters()).device)
@@ -42,7 +47,7 @@ def router_coefficient(module: nn.Module, given: float | None) -> float:
     Raises UserError for a coefficient that is given to such a model (rows GRPO-047, GRPO-266).
     """
     causal = causal_of(module)
-    config = causal.config.get_text_config() if hasattr(causal.config, "get_text_config") else causal.config
+    config = _text_config(causal)
     if has_router(causal):
         return float(given if given is not None else getattr(config, "router_aux_loss_coef", None) or 0.0)
     if given is not None:
