@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from rlexp.launch.watch import PARENT, follow_parent
 from scripts.bench.workloads import THREADS
 
 LIMIT_S = 900.0
@@ -34,7 +35,8 @@ class BenchError(Exception):
 
 
 def _run(target: str, log: Path, pipe: Connection, arguments: Sequence[Any]) -> None:
-    """In the new process: everything printed goes to its log."""
+    """In the new process: everything printed goes to its log, and it ends when its parent is gone."""
+    follow_parent(lambda: os._exit(1))
     sys.stdout.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
@@ -56,7 +58,7 @@ class Side:
         context = multiprocessing.get_context("spawn")
         self.pipe, child = context.Pipe()
         self.process = context.Process(target=_run, args=(target, log, child, arguments), daemon=True)
-        wanted = {**ENVIRONMENT, **(environment or {})}
+        wanted = {**ENVIRONMENT, PARENT: str(os.getpid()), **(environment or {})}
         before = {key: os.environ.get(key) for key in wanted}
         os.environ.update(wanted)
         try:
