@@ -7,10 +7,10 @@ W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-peer check format bench mutate rows clean
+.PHONY: help setup train test results-objectives test-peer check format bench mutate rows clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv and install rlexp with everything for training and tests
 
@@ -52,6 +52,9 @@ $(PEER): $(STAMP)
 
 mutate: $(STAMP) ## Do the tests notice errors? make mutate M=losses.sapo (default: losses advantages)
 	$(BIN)/python scripts/mutate.py $(or $(M),losses advantages)
+
+results-objectives: $(STAMP) ## Train with every objective and three seeds; rewrites its table in docs/results.md (continues where it stopped)
+	$(BIN)/python scripts/result_tables.py objectives
 
 rows: $(STAMP) ## Which requirement rows have a test: make rows ROWS='GRPO-013...022 GRPO-112...134'
 	$(BIN)/python scripts/rows.py $(ROWS)

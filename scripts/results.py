@@ -25,6 +25,10 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from result_tables import problems as table_problems
+from result_tables import render as render_table
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("metrics.jsonl", "summary.json", "config.yaml", "status.json")
 PRIVATE = ("host", "pid")
@@ -139,6 +143,11 @@ def cell(text: str) -> str:
     return "`" + text.replace("\n", "⏎").replace("|", "¦").replace("`", "'") + "`"
 
 
+def tables() -> list[dict[str, Any]]:
+    """Comparisons over seeds, written by scripts/result_tables.py."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("data/*/table.json"))]
+
+
 def page(results: list[Result]) -> str:
     """docs/results.md."""
     lines = [
@@ -149,6 +158,8 @@ def page(results: list[Result]) -> str:
     ]
     for result in results:
         lines += section(result)
+    for table in tables():
+        lines += render_table(table)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -228,6 +239,7 @@ def check(results: list[Result], text: str) -> list[str]:
     old = target.read_text(encoding="utf-8") if target.exists() else ""
     problems = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "docs/results.md", "rendered", lineterm=""))
     problems += [f"{result.name}: {claim} does not hold, found {value:.6g}" for result in results for claim, value, holds in result.claims() if not holds]
+    problems += [problem for table in tables() for problem in table_problems(table)]
     problems += [f"docs/data/{result.name}/curve.png is missing" for result in results if not (result.folder / "curve.png").exists()]
     return problems
 
