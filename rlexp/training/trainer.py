@@ -127,6 +127,8 @@ class Trainer:
             samples, dropped = drop_oversize(parts.algorithm.samples(batch), batch, self.budget.tokens, self.config.trainer.oversize_samples)
         with self._fault("plan"):
             work = begin(batch, samples, parts.algorithm, self.budget)
+        self.watch.add("pack", since)
+        since = time.perf_counter()
         missing = dict(finite_terms(samples, work.terms, batch.rollouts, self.config.generation.on_missing_logprob, self.progress.step, parts.runner.dumps))
         with self._fault("score"):
             score(work.plan.steps, work.terms, parts.trainables, needs.before, parts.collectives, moved=False)

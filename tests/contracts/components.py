@@ -148,11 +148,6 @@ class ValueNetwork(Network):
     def causal(self) -> Any:
         return self.module
 
-    def hidden(self, row: RowTensors) -> Tensor:
-        mask = row.mask(next(self.module.parameters()).dtype)
-        output = self.module(input_ids=row.ids_T[None], position_ids=row.depth_T[None], attention_mask=mask, use_cache=False)
-        return output.last_hidden_state[0].index_select(0, row.position_L)
-
     def forward(self, row: RowTensors, names: Sequence[str]) -> dict[str, Tensor]:
         return {"value": self.value_head(self.hidden(row)).squeeze(-1)}
 
