@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class Renderer:
         if taken:
             raise UserError(f"generation.chat_template_kwargs: {', '.join(taken)} is set by rlexp itself; leave it out")
         self.bos = _bos_added(tokenizer)
+        self._last: tuple[Any, Rendered | None] = (None, None)
 
     def render(self, prompt: str | Sequence[Mapping[str, Any]]) -> Rendered:
         """Token ids and text of a prompt: plain text, or a list of messages (rendered with the generation prompt open).
@@ -50,6 +52,13 @@ class Renderer:
         A conversation that ends with an assistant message is left open after it, to be continued. Raises UserError when there
         is no chat template, the template refuses the messages, or nothing is left to sample from.
         """
+        known, rendered = self._last
+        if rendered is None or known != prompt:  # the rollouts of a group ask for the same one, one after the other
+            rendered = self._render(prompt)
+            self._last = copy.deepcopy(prompt), rendered
+        return Rendered(rendered.ids.copy(), rendered.text, prompt if isinstance(prompt, str) else self._messages(prompt))
+
+    def _render(self, prompt: str | Sequence[Mapping[str, Any]]) -> Rendered:
         shown: Any = prompt if isinstance(prompt, str) else self._messages(prompt)
         if isinstance(prompt, str):
             text, ids = prompt, self._plain(prompt)
@@ -70,7 +79,7 @@ class Renderer:
 
     def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
         """Text of token ids, without special tokens unless asked for."""
-        return str(self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def _ids(self, text: str) -> list[int]:
         # not verbose: it warns of a long text, which the data room refuses or cuts with a message of its own

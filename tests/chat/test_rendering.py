@@ -110,3 +110,18 @@ def test_decoding_with_and_without_special_tokens(tokenizer):
     assert renderer.decode(ids) == "a bc"
     assert renderer.decode(ids[:-1], special=True) == "<think>a b</think>c"
     assert renderer.decode(tokenizer(" a  , b .")["input_ids"]) == " a  , b ."
+
+
+def test_a_prompt_asked_for_again_is_rendered_once_and_a_changed_one_anew(tokenizer, monkeypatch):
+    renderer, calls = Renderer(tokenizer, system_prompt="Add."), []
+    template = renderer._template
+    monkeypatch.setattr(renderer, "_template", lambda messages: calls.append(1) or template(messages))
+    messages = [{"role": "user", "content": "1+2="}]
+    first, again = renderer.render(messages), renderer.render([dict(message) for message in messages])
+    assert len(calls) == 1 and (again.text, again.prompt, again.ids.tolist()) == (first.text, first.prompt, first.ids.tolist())
+    again.ids[0], again.prompt[0]["content"] = 99, "else"  # belongs to who asked
+    assert renderer.render(messages).ids.tolist() == first.ids.tolist() and first.prompt[0]["content"] == "Add."
+    messages[0]["content"] = "3+4="  # the same list, as an agent loop may go on with it
+    messages.append({"role": "assistant", "content": "7"})
+    changed = renderer.render(messages)
+    assert len(calls) == 2 and "3+4=" in changed.text and changed.ids.tolist() == Renderer(tokenizer, system_prompt="Add.").render(messages).ids.tolist()
