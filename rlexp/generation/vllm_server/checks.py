@@ -32,6 +32,7 @@ class Expected:
     dtype: torch.dtype
     context: int
     transfer: str
+    lora_rank: int = 0
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class Found:
 def check_server(url: str, expected: Expected, config: VLLMServerGenerationConfig, more: Mapping[str, Any]) -> Found:
     """Wait until the server answers, and compare it with what the trainer needs. more: generation.engine_kwargs. Raises UserError."""
     control = Control([url], config.timeout)
-    served = Served(expected.name, str(expected.dtype).removeprefix("torch."), config.max_model_length or expected.context)
+    served = Served(expected.name, str(expected.dtype).removeprefix("torch."), config.max_model_length or expected.context, expected.lora_rank)
     line = shell_line(config, served, expected.transfer, more)
     try:
         _wait(control, url, config.timeout, line)

@@ -17,8 +17,6 @@ ENGINE = "rlexp"
 """Name of our weight transfer engine inside vLLM (rlexp.generation.weight_sync.engine_plugin)"""
 ADAPTER = "policy"
 """Name under which an adapter that travels alone is served"""
-LARGEST_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values vLLM allows for --max-lora-rank"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Served:
     dtype: str
     context: int
     lora_rank: int = 0
-    """0: it serves no adapter"""
+    """of the largest adapter, one of the sizes vLLM knows; 0: it serves no adapter"""
     has_weights: bool = True
     """whether the folder holds weights; without, the first sync brings them"""
 
@@ -69,7 +67,7 @@ def server_flags(config: VLLMServerGenerationConfig, served: Served, transfer: s
     if not served.has_weights:
         flags["load-format"] = "dummy"
     if served.lora_rank:
-        flags |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(rank for rank in LARGEST_RANKS if rank >= served.lora_rank)}
+        flags |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": served.lora_rank}
     if backend_of(transfer) == ENGINE:
         flags["worker-extension-cls"] = "rlexp.generation.weight_sync.engine_plugin.WorkerView"
     return flags

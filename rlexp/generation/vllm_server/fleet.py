@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from rlexp.config.errors import PeerError, UserError
 from rlexp.config.vllm_server import LOOPBACK, VLLMServerGenerationConfig, urls
-from rlexp.generation.base import Policy
+from rlexp.generation.base import Policy, free_form
 from rlexp.generation.inference import causal_model
 from rlexp.generation.vllm.folder import write_model_folder
+from rlexp.generation.vllm.generator import engine_dtype, lora_rank
 from rlexp.generation.vllm_server import checks
 from rlexp.generation.vllm_server.client import Server
 from rlexp.generation.vllm_server.command import ADAPTER, Served, server_command, server_environment
 from rlexp.generation.vllm_server.control import Control
 from rlexp.generation.vllm_server.process import ServerProcess, free_port
 from rlexp.generation.vllm_server.target import ServerTarget
+from rlexp.generation.weight_sync.base import TrainerSide
 from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Transfer
+from rlexp.models.adapters import POLICY
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Exchange(Protocol):
-    """The part of rlexp.distributed.collectives.Collectives that is needed here."""
-
-    rank: int
-    world: int
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all ranks, in rank order."""
-        ...
-
-
 class Fleet:
     """What is launched is owned by rank 0; the other ranks get addresses and process ids."""
 
-    def __init__(
-        self, config: VLLMServerGenerationConfig, policy: Policy, folder: Path, ranks: Exchange, autocast: torch.dtype | None, more: Mapping[str, Any]
-    ) -> None:
-        """folder: of the run. more: generation.engine_kwargs."""
-        self.config, self.policy, self.folder, self.ranks, self.more = config, policy, folder / "servers", ranks, more
-        weights = next(causal_model(policy.module).parameters()).dtype
-        self.dtype: torch.dtype = getattr(torch, config.dtype) if config.dtype != "auto" else autocast or weights
+    def __init__(self, config: VLLMServerGenerationConfig, policy: Policy, trainer: TrainerSide) -> None:
+        self.config, self.policy, self.trainer = config, policy, trainer
+        self.more = free_form(config.engine_kwargs, "generation.engine_kwargs")
+        self._scratch = tempfile.TemporaryDirectory(prefix="rlexp_servers_") if trainer.folder is None and trainer.rank == 0 else None
+        self.folder = Path(self._scratch.name) if self._scratch else (trainer.folder or Path()) / "servers"
+        self.dtype = engine_dtype(config.dtype, trainer.dtype)
         self.context = min(config.max_model_length or policy.context, policy.context)
         self.model = ADAPTER if config.sync_lora == "adapter" else ""
         self.processes: list[ServerProcess] = []
@@ -76,6 +66,8 @@ class Fleet:
             for process in self.processes:
                 process.stop()
             self.processes = []
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     # rank 0
 
@@ -86,7 +78,7 @@ class Fleet:
                 self.config.port or "(a free one)",
                 self.config.host,
             )
-        write_model_folder(self.policy, self.folder / "model")
+        write_model_folder(self.policy, self.folder / "model", weights=self._adapter_rank > 0)
         ports = [free_port() if self.config.port is None else self.config.port + number for number in range(self.config.servers)]
         try:
             for number, port in enumerate(ports):
@@ -100,9 +92,8 @@ class Fleet:
         return self._known(), self.context, str(self.folder / "model")
 
     def _start(self, number: int, port: int) -> ServerProcess:
-        peft = getattr(self.policy.module, "peft_config", None)
-        rank = max(settings.r for settings in peft.values()) if peft and self.config.sync_lora == "adapter" else 0
-        served = Served(str(self.folder / "model"), str(self.dtype).removeprefix("torch."), self.context, rank, has_weights=False)
+        slots = self._adapter_rank
+        served = Served(str(self.folder / "model"), str(self.dtype).removeprefix("torch."), self.context, slots, has_weights=slots > 0)
         transfer = self._transfer_name
         command = server_command(self.config, served, transfer, host=self.config.host, port=port, more=self.more)
         environment = server_environment(self.config, transfer, number)
@@ -130,7 +121,7 @@ class Fleet:
         return [(process.url, process.pid) for process in self.processes]
 
     def _attach(self) -> tuple[list[tuple[str, int]], int, str]:
-        expected = checks.Expected(causal_model(self.policy.module).config, self.dtype, self.context, self._transfer_name)
+        expected = checks.Expected(causal_model(self.policy.module).config, self.dtype, self.context, self._transfer_name, self._adapter_rank)
         found = [checks.check_server(url, expected, self.config, self.more) for url in urls(self.config)]
         names = {server.model for server in found}
         if len(names) > 1:
@@ -142,7 +133,8 @@ class Fleet:
     def _use(self, found: list[tuple[str, int]]) -> None:
         self.servers = [Server(url, self._death(number, url, pid)) for number, (url, pid) in enumerate(found)]
         self.control = Control([url for url, _ in found], self.config.timeout, self._raise_if_dead)
-        self.target = ServerTarget(self.control, self._transfer(), self.dtype, Path(self.config.transfer_folder) if self.config.transfer_folder else None)
+        shared = Path(self.config.transfer_folder) if self.config.transfer_folder else None
+        self.target = ServerTarget(self.control, self._transfer(), self.dtype, has_base=self.config.sync_lora == "adapter", folder=shared)
 
     def _death(self, number: int, url: str, pid: int) -> Callable[[], Exception | None]:
         """Why a server is known to be dead: its owner asks the process, the other ranks look whether it is there."""
@@ -158,6 +150,12 @@ class Fleet:
         for server in self.servers:
             if (error := server.dead()) is not None:
                 raise error
+
+    @property
+    def _adapter_rank(self) -> int:
+        """Size of the adapter that travels alone, rounded to what vLLM knows; 0: none does."""
+        module: Any = self.policy.module
+        return lora_rank(int(module.peft_config[POLICY].r)) if self.config.sync_lora == "adapter" else 0
 
     @property
     def _transfer_name(self) -> str:
@@ -183,13 +181,13 @@ class Fleet:
         """The result of rank 0's work on every rank; its error too."""
         own: Exception | None = None
         result: Any = None
-        if self.ranks.rank == 0:
+        if self.trainer.rank == 0:
             try:
                 result = work()
             except Exception as error:
                 own = error
         failure = None if own is None else (isinstance(own, UserError), f"{own}" if isinstance(own, UserError) else f"{type(own).__name__}: {own}")
-        failure, result = self.ranks.gather_objects((failure, result))[0]
+        failure, result = self.trainer.gather((failure, result))[0]
         if own is not None:
             raise own
         if failure is not None:

@@ -4,49 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from rlexp.config.errors import UserError
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
-from rlexp.generation.base import BadPrompt, Policy, free_form
+from rlexp.generation.base import BadPrompt, Policy, sampling_from
+from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm_server.client import Client
-from rlexp.generation.vllm_server.fleet import Exchange, Fleet
+from rlexp.generation.vllm_server.fleet import Fleet
 from rlexp.generation.vllm_server.wire import bundle_key, completion_body, score_body, score_of, turns_of
-from rlexp.generation.weight_sync.base import Score
+from rlexp.generation.weight_sync.base import Score, TrainerSide
 from rlexp.records.request import Request
 from rlexp.records.turn import Turn
 
-log = logging.getLogger(__name__)
+ARGUMENTS = (
+    *("frequency_penalty", "presence_penalty", "logit_bias", "length_penalty", "min_tokens", "allowed_token_ids", "bad_words", "truncate_prompt_tokens"),
+    *("repetition_detection", "thinking_token_budget", "vllm_xargs", "priority", "spaces_between_special_tokens"),
+)
+"""what generation_kwargs may hold: fields of vLLM's completion request that rlexp does not set"""
 
 
 class VLLMServerGenerator:
     """Sends each request at once; those that rollouts of one group make in the same moment travel as one call with n completions.
 
-    Two lives: after the constructor only the config has been looked at; `open` starts or finds the servers. policies: by the name that requests give.
+    policies: by the name that requests give; one, because a server holds one model. Rank 0 of the trainer starts the servers, or finds and checks
+    them. Raises UserError on every rank.
     """
 
     provides = frozenset({"candidates"})
 
-    def __init__(self, config: VLLMServerGenerationConfig, *, policies: Mapping[str, Policy]) -> None:
+    def __init__(self, config: VLLMServerGenerationConfig, *, policies: Mapping[str, Policy], trainer: TrainerSide) -> None:
         if len(policies) > 1:
             raise UserError(f"generation=vllm_server serves one model, and {', '.join(policies)} are trained: set generation=native or generation=vllm")
-        self.config, self.policies = config, policies
+        self.config, self.policies, self.trainer = config, policies, trainer
         self.version = 0
         self._waiting: dict[Hashable, list[tuple[Request, asyncio.Future[Turn]]]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._logged_retries = self._logged_restarts = 0
-
-    def open(self, folder: Path, ranks: Exchange, autocast: torch.dtype | None = None) -> None:
-        """Start the servers, or find and check them. folder: of the run. ranks: of the trainer, rank 0 starts and stops. Raises UserError on every rank."""
-        ((_, policy),) = self.policies.items()
-        self.fleet = Fleet(self.config, policy, folder, ranks, autocast, free_form(self.config.engine_kwargs, "generation.engine_kwargs"))
+        self._counted_restarts = self._counted_retries = 0
+        sampling.check_arguments([name for name, _ in sampling_from(config).extra], ARGUMENTS)
+        self.fleet = Fleet(config, next(iter(policies.values())), trainer)
         self.fleet.open()
-        self.dtype, self.context, self.weights = self.fleet.dtype, self.fleet.context, self.fleet.target
         self._use_fleet()
 
     def set_version(self, version: int) -> None:
@@ -130,16 +129,17 @@ class VLLMServerGenerator:
 
     def counters(self) -> dict[str, tuple[float, float]]:
         """What happened since the last call: name -> (sum, count). Counted once for all ranks."""
-        retries, restarts = self.client.retries - self._logged_retries, self.fleet.restarts - self._logged_restarts
-        self._logged_retries, self._logged_restarts = self.client.retries, self.fleet.restarts
-        first = self.fleet.ranks.rank == 0
+        retries, restarts = self.client.retries - self._counted_retries, self.fleet.restarts - self._counted_restarts
+        self._counted_retries, self._counted_restarts = self.client.retries, self.fleet.restarts
+        first = self.trainer.rank == 0
         return {"generation/retries": (float(retries), float(first)), "generation/restarts": (float(restarts) if first else 0.0, float(first))}
 
     def close(self) -> None:
         """Stop the servers that were started. A second call does nothing."""
-        if hasattr(self, "fleet"):
-            self.fleet.close()
+        self.fleet.close()
 
     def _use_fleet(self) -> None:
-        self.client = Client(self.fleet.servers, timeout=self.config.timeout, request_timeout=self.config.request_timeout, first=self.fleet.ranks.rank)
-        self._logged_retries = 0
+        fleet, config = self.fleet, self.config
+        self.dtype, self.context, self.weights = fleet.dtype, fleet.context, fleet.target
+        self.client = Client(fleet.servers, timeout=config.timeout, request_timeout=config.request_timeout, first=self.trainer.rank)
+        self._counted_retries = 0

@@ -51,16 +51,16 @@ class ServerProcess:
     """One launched server.
 
     command: as `command.server_command` gives it. environment: added to this process's. log: file that gets everything it prints; a second
-    server of the same name goes on in the same file. It ends with `stop`, at exit, or when this process is killed (see warden.py).
+    server of the same name goes on in the same file. grace: seconds its processes get to end by themselves. It ends with `stop`, at exit, or when this process is killed (see warden.py).
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path) -> None:
-        self.host, self.port, self.log = host, port, log
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path, grace: float = warden.GRACE) -> None:
+        self.port, self.log, self.grace = port, log, grace
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         check_port(host, port)
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
-        wrapped = [sys.executable, warden.__file__, str(os.getpid()), *command]
+        wrapped = [sys.executable, warden.__file__, str(os.getpid()), str(grace), *command]
         with open(log, "ab") as file:
             self._process = subprocess.Popen(
                 wrapped, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -113,7 +113,7 @@ class ServerProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(2 * warden.GRACE + 5.0)
+                self._process.wait(self.grace + 10.0)
             except subprocess.TimeoutExpired:  # only if the warden itself hangs; its death takes the server along
                 self._process.kill()
                 self._process.wait()

@@ -25,9 +25,9 @@ class ServerTarget:
 
     shared = True
 
-    def __init__(self, control: Control, transfer: Transfer, dtype: torch.dtype, folder: Path | None = None) -> None:
+    def __init__(self, control: Control, transfer: Transfer, dtype: torch.dtype, *, has_base: bool = False, folder: Path | None = None) -> None:
         """folder: where adapters are handed over; None: in memory, for servers of this machine."""
-        self.control, self.transfer, self.dtype = control, transfer, dtype
+        self.control, self.transfer, self.dtype, self.has_base = control, transfer, dtype, has_base
         self.folder = folder or (RAM if RAM.is_dir() else None)
         self.bytes_sent = 0
         """of the last sync"""

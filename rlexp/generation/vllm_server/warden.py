@@ -1,4 +1,4 @@
-"""Holds one server process and outlives nobody: `python warden.py PARENT_PID COMMAND...`.
+"""Holds one server process and outlives nobody: `python warden.py PARENT_PID GRACE COMMAND...`.
 
 The server gets a process group of its own, all of which ends when the trainer does, also by SIGKILL, or when this process is asked to stop.
 Only the standard library is imported, so that it starts in milliseconds and takes no memory.
@@ -18,7 +18,7 @@ from types import FrameType
 EVERY = 0.2
 """Seconds between two looks at the parent"""
 GRACE = 5.0
-"""Seconds the group gets between SIGTERM and SIGKILL"""
+"""Seconds the group usually gets between SIGTERM and SIGKILL"""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 stopping = False
@@ -52,10 +52,10 @@ def _reap() -> None:
             pass
 
 
-def end_group(group: int) -> None:
-    """SIGTERM, some patience, SIGKILL, until the group is empty."""
+def end_group(group: int, grace: float) -> None:
+    """SIGTERM, `grace` seconds of patience, SIGKILL, until the group is empty."""
     _signal_group(group, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + grace
     while _signal_group(group, 0):
         _reap()
         if time.monotonic() > deadline:
@@ -63,7 +63,7 @@ def end_group(group: int) -> None:
         time.sleep(EVERY / 4)
 
 
-def main(parent: int, command: list[str]) -> int:
+def main(parent: int, grace: float, command: list[str]) -> int:
     """Run the command until it ends or nobody needs it. Returns its exit code, 128 + signal number for a signal."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -77,11 +77,11 @@ def main(parent: int, command: list[str]) -> int:
     while not stopping and os.getppid() == parent and server.poll() is None:
         time.sleep(EVERY)
     code = server.poll()
-    end_group(server.pid)
+    end_group(server.pid, grace)
     if code is None:
         code = server.returncode or 0
     return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlexp.config.errors import UserError
-from rlexp.generation.vllm.sampling import finish_of, parameters, seed_of
+from rlexp.generation.vllm.sampling import candidates_of, finish_of, parameters, seed_of
 from rlexp.generation.weight_sync.base import Score
-from rlexp.records.request import Request, Sampling
-from rlexp.records.turn import Candidates, Turn
+from rlexp.records.request import Request
+from rlexp.records.turn import Turn
 
 OUT = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON does not know: such a candidate was cut off"""
@@ -57,12 +57,8 @@ def _turn(choice: Mapping[str, Any], request: Request, eos_ids: Sequence[int], v
     logprobs = np.array([np.nan if value is None else value for value in choice["logprobs"]["token_logprobs"]], np.float32)
     if len(ids) != len(logprobs):
         raise UserError(f"the server gave {len(logprobs)} log-probs for {len(ids)} tokens: it must be vLLM 0.32 or newer")
-    candidates = _candidates(choice["logprobs"]["top_logprobs"]) if _asks_candidates(request.sampling) else None
+    candidates = candidates_of(map(_listed, choice["logprobs"]["top_logprobs"])) if request.sampling.truncated and request.sampling.top_k else None
     return Turn(np.asarray(request.ids, np.int64), ids, logprobs, _finish(choice, ids, eos_ids), version, candidates)
-
-
-def _asks_candidates(sampling: Sampling) -> bool:
-    return sampling.truncated and sampling.top_k > 0 and sampling.temperature > 0
 
 
 def _finish(choice: Mapping[str, Any], ids: np.ndarray, eos_ids: Sequence[int]) -> str:
@@ -72,10 +68,10 @@ def _finish(choice: Mapping[str, Any], ids: np.ndarray, eos_ids: Sequence[int]) 
     return finish_of(reason, choice.get("stop_reason"), int(ids[-1]) if len(ids) else -1, eos_ids)
 
 
-def _candidates(top_logprobs: Sequence[Mapping[str, float] | None]) -> Candidates:
-    """The ids with a finite log-prob under the distribution sampled from: those that top_k, top_p and min_p left."""
-    kept = [sorted(int(name.removeprefix(_PREFIX)) for name, value in (top or {}).items() if value > OUT) for top in top_logprobs]
-    return Candidates(np.array([token for ids in kept for token in ids], np.int64), np.cumsum([0, *map(len, kept)], dtype=np.int64))
+def _listed(top: Mapping[str, float] | None) -> tuple[list[int], list[float]]:
+    """Ids and log-probs that came with a token; those that were cut off at minus infinity again."""
+    pairs = [(int(name.removeprefix(_PREFIX)), value if value > OUT else -np.inf) for name, value in (top or {}).items()]
+    return [token for token, _ in pairs], [value for _, value in pairs]
 
 
 def score_body(ids: Sequence[int], top_k: int | None, model: str) -> dict[str, Any]:

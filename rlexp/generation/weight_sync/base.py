@@ -6,7 +6,7 @@ one transfer: pause, load layer by layer, refresh a tied head, reset the prefix 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,6 +79,10 @@ class WeightTarget(Protocol):
         ...
 
 
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
 @dataclass
 class TrainerSide:
     """What a generator with an engine is told about the trainer it works for. Constructor: `(config, *, policies, trainer: TrainerSide)`."""
@@ -89,6 +93,8 @@ class TrainerSide:
     world: int = 1
     folder: Path | None = None
     """of the run, for logs; None in an evaluation by hand"""
+    gather: Callable[[Any], list[Any]] = _alone
+    """gives every rank the values of all, in rank order (Collectives.gather_objects)"""
 
 
 class EngineGenerator(Generator, Protocol):

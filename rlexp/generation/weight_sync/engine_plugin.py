@@ -52,9 +52,9 @@ class Mapped:
         self.close()
         if self.path is None:
             return
-        handle = os.open(self.path, os.O_RDONLY)
+        handle = os.open(self.path, os.O_RDWR)  # torch warns of memory it cannot write
         try:
-            self.memory = mmap.mmap(handle, self.size, prot=mmap.PROT_READ)
+            self.memory = mmap.mmap(handle, self.size)
         finally:
             os.close(handle)
 
