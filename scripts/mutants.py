@@ -158,6 +158,7 @@ def _expression(node: ast.AST, names: set[str], flows: bool) -> Iterator[Found]:
         return
     for operator, substitute in _changes(node, names, flows):
         yield operator, node, substitute
+    flows = flows and not (isinstance(node, ast.Attribute) and node.attr == "detach")  # nothing flows there already
     for child in ast.iter_child_nodes(node):
         yield from _expression(child, names, flows)
 

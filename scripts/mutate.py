@@ -11,7 +11,7 @@ executed again from its changed source before the tests run.
 A loss is judged by its own tests alone, those with its name as a parameter or in their text. Its mutants are those of its file and of what its
 dataclass says (the denominator). A file with fewer than five places (the clip family, whose term is shared) is counted with the functions it
 imports from rlexp.losses, mutated once more for each such loss and judged by that loss's tests. Shared pieces are then judged by all tests of
-the losses, advantages by theirs, algorithms by those of advantages and algorithms.
+losses and algorithms, advantages and algorithms by those of advantages and algorithms.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ ROOT = Path(__file__).resolve().parent.parent
 ENOUGH = 5
 """mutants a loss must have"""
 
+NUMERICAL = {"test_loss_gradients.py"}
+"""tests that judge no mutant: finite differences take seconds, and the literal reading has the same gradients"""
 NO_GRAD = ("stop-gradient", "torch.no_grad() -> lambda function: function")
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("clipped", "clip_stats", *NO_GRAD): "plain numbers leave it",
+    ("correction", "correction_stats", *NO_GRAD): "plain numbers leave it",
+    ("correction", "correction_weights", *NO_GRAD): "it reads log-probs that have no gradient",
+    ("off_policy", "near_policy", *NO_GRAD): "what leaves it are the results of comparisons, which have no gradient",
     ("dppo", "dppo", "stop-gradient", "torch.no_grad() -> torch.enable_grad()"): "what leaves the block is compared with a bound, which has no gradient",
     (
         "vespo",
         "_phi",
         "clip side",
         "inputs.rollout_sum(log_ratio_L).clamp(LOG_SMALLEST, LOG_RATIO_LIMIT) -> inputs.rollout_sum(log_ratio_L).clamp(LOG_SMALLEST, None)",
-    ): "from 20 on lambda e^s is at least 48516 (lambda >= 1e-4), so phi is 0 with or without the bound; where k is huge it is infinite first, which counts as 0",
+    ): "from 20 on lambda e^s is at least 48516 (lambda >= 1e-4): phi is 0 with or without the bound, or infinite (a huge k), which counts as 0",
 }
 """(file, function, operator, change) -> why no test can tell the mutant from the original"""
 
@@ -175,7 +180,7 @@ def _shared() -> list[Unit]:
     own = {Path(inspect.getfile(inspect.unwrap(_load(name)))) for name in _loss_units()}
 
     def judges(item: pytest.Item) -> bool:
-        return _in_room(item, "losses")
+        return _in_room(item, "losses") or _in_room(item, "algorithms")
 
     paths = [path for path in sorted((ROOT / "rlexp" / "losses").glob("*.py")) if path not in own and path.name != "__init__.py"]
     return [Unit(f"losses.{path.stem}", mutants_of(path), judges) for path in paths]
@@ -199,7 +204,7 @@ def _advantages() -> list[Unit]:
 
 
 def _in_room(item: pytest.Item, room: str) -> bool:
-    return ROOT / "tests" / room in item.path.parents
+    return ROOT / "tests" / room in item.path.parents and item.path.name not in NUMERICAL
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def correction_stats(inputs: LossInputs, weight_L: Tensor, correction: Correctio
     ones_L = torch.ones_like(weight_L)
     if correction.per_rollout:
         terms_R = inputs.rollout_sum(ones_L)
-        values, there = inputs.rollout_sum(weight_L) / terms_R.clamp(min=1), terms_R > 0
+        values, there = inputs.rollout_sum(weight_L) / terms_R, terms_R > 0
     else:
         values, there = weight_L, inputs.active_L
     nothing = values.new_full((1,), torch.inf)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import batch_of, loss_config, micro_batches, objective, step
+from loss_batches import batch_of, loss_config, micro_batches, objective, random_batch, step
 
 from rlexp.losses.correction import Correction, correction_weights
 from rlexp.losses.off_policy import near_policy
@@ -84,6 +84,26 @@ def test_nothing_under_the_mask_gets_through(bad, mode, name):
     weights = [correction_weights(micro_batches(batch, run.config, batch.logp, [[0, 1]])[0], run.correction) for batch in batches]
     assert torch.equal(*weights)
     assert torch.equal(dirty.grad, clean.grad) and torch.equal(dirty.entropy_grad, clean.entropy_grad)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("token_mask", [20.0, 19.5, -300.0]), ("sequence_truncate", [20.0, 20.0, -300.0])])
+def test_a_far_weight_is_capped_and_one_within_the_limit_is_not(mode, expected):
+    batch = batch_of(logp=[[0.0, 0.0], [0.0]], old=[[0.0, 0.0], [0.0]], advantage=[1, 1])
+    batch.sampler = torch.tensor([-200.0, -19.5, 300.0], dtype=torch.float64)
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [[0, 1]])
+    assert correction_weights(inputs, Correction(mode, None, None) if mode == "token_mask" else Correction(mode, 0.0, None)).tolist() == pytest.approx(
+        [math.exp(x) for x in expected], rel=1e-12
+    )
+
+
+@pytest.mark.cases("S14")
+@pytest.mark.parametrize("correction", [correction for correction, _, _ in MODES], ids=str)
+def test_weights_are_finite_under_the_mask(correction):
+    """Also those of rollouts without any active term."""
+    batch = random_batch(5)
+    batch.sampler = torch.where(batch.active, batch.sampler, math.nan)
+    (inputs,) = micro_batches(batch, loss_config("dapo"), batch.logp, [list(range(6))])
+    assert torch.isfinite(correction_weights(inputs, correction)).all()
 
 
 @pytest.mark.rows("GRPO-063")

@@ -154,6 +154,40 @@ def test_what_the_objective_asks_for():
     assert "kl" not in step(objective("dapo"), TABLE).metrics
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "whole"),
+    [
+        ("dapo", {}, False),
+        ("clip_cov", {}, False),
+        ("dppo", {}, False),
+        ("dapo", {"importance_sampling_level": "sequence"}, True),
+        ("dapo", {"importance_sampling_level": "sequence_token"}, True),
+        *((name, {}, True) for name in ("luspo", "vespo", "gmpo", "rloo")),
+        ("dapo", {"off_policy_mask_threshold": 0.5}, True),
+        ("dapo", {"correction": Correction("token_mask")}, False),
+        ("dapo", {"correction": Correction("sequence_mask")}, True),
+    ],
+)
+def test_what_keeps_the_samples_of_a_rollout_in_one_row(name, options, whole):
+    assert objective(name, **options).per_rollout == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "entropies", "every", "before"),
+    [
+        ("dapo", {}, False, False, set()),
+        ("dapo", {"entropy_coef": 0.1}, True, True, set()),
+        ("dapo", {"use_adaptive_entropy": True}, True, True, set()),
+        ("dapo", {"top_entropy_quantile": 0.5}, True, True, {"entropy"}),
+        ("clip_cov", {}, False, True, {"old"}),
+        ("kl_cov", {"beta": 0.1}, False, True, {"old", "reference"}),
+    ],
+)
+def test_what_needs_entropies_terms_without_signal_and_a_scoring_pass(name, options, entropies, every, before):
+    run = objective(name, **options)
+    assert (run.uses_entropy, run.needs_every_term, run.before) == (entropies, every, before)
+
+
 def test_registered_configs_state_their_reduction():
     assert {name: loss_config(name).reduction for name in LOSS_NAMES} == {
         "grpo": "rollout_mean",
