@@ -43,6 +43,7 @@ from rlexp.models.router import router_coefficient
 from rlexp.models.teacher import FollowingAdapter, LiveCompanion, OtherModel
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
+from rlexp.rollout.ahead import ReadAhead
 from rlexp.rollout.player import Player
 from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
@@ -256,7 +257,11 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)
     sampling = sampling_from(config.generation)
     source = registry.ROLLOUTS.load(config.rollout.name)(
-        config.rollout, order=order, player=player, sampling=sampling, num_generations=config.algorithm.num_generations
+        config.rollout,
+        order=order if data.sized else ReadAhead(order),
+        player=player,
+        sampling=sampling,
+        num_generations=config.algorithm.num_generations,
     )
     source.greedy_baseline = algorithm.greedy_baseline
     dropout = not config.model.disable_dropout or getattr(config.peft, "dropout", 0.0) > 0
