@@ -21,8 +21,9 @@ def _length_weighting(config: RunConfig, tasks: int | None) -> Iterator[str]:
 
 def _sampled_distribution(config: RunConfig, tasks: int | None) -> Iterator[str]:
     """Row GRPO-060, and penalties, whose distribution is not the policy's."""
-    cut = derived.truncated(config)
-    if cut and config.generation.candidates == "none":
+    cut, candidates = derived.truncated(config), config.generation.candidates
+    bounded = any("top_k" in option for option in cut)
+    if cut and (candidates == "none" or (candidates == "top_k" and not bounded and derived.correction_mode(config) == "none")):
         yield (
             f"{', '.join(cut)}: generation={config.generation.name} does not tell which tokens were left to choose from, so the trainer cannot normalise "
             "over them and the ratio is biased"

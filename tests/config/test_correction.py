@@ -113,6 +113,9 @@ def test_a_sampler_that_hides_its_candidates_is_warned_of():
         assert warning.startswith(f"generation.{name}={value}: generation=server does not tell which tokens were left") and "biased" in warning
     assert warnings(default_with(generation=ServerConfig())) == []
     assert warnings(default_with(generation=ServerConfig(generation_kwargs={"min_p": 0.1})))
+    (warning,) = warnings(default_with(generation=EngineConfig(top_p=0.9), correction=CorrectionConfig("none")))
+    assert warning.startswith("generation.top_p=0.9: generation=engine does not tell"), "with a correction it is an error"
+    assert warnings(default_with(generation=EngineConfig(top_p=0.9, top_k=512), correction=CorrectionConfig("none"))) == []
     for own in (EngineConfig(**cut), NativeGenerationConfig(**cut), TransformersGenerationConfig(**cut)):
         assert warnings(default_with(generation=own)) == []
 
