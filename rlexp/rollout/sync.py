@@ -64,8 +64,8 @@ class SyncSource:
         batch.seconds = {name: seconds + greedy.seconds[name] for name, seconds in batch.seconds.items()}
 
     def publish(self, version: int) -> None:
-        """The weights have changed: the generator reads them live, and stamps what it samples with the version."""
-        self.player.generator.set_version(version)
+        """The weights have changed."""
+        self.player.publish(version)
 
     def epoch(self) -> float:
         """Epochs generated so far."""

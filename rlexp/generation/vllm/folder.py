@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -17,7 +18,10 @@ def write_model_folder(policy: Policy, folder: Path, *, weights: bool = False) -
     are then sent adapters only.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    causal_model(policy.module).config.save_pretrained(folder)
+    causal = causal_model(policy.module)
+    config = copy.deepcopy(causal.config)
+    config.architectures = [type(causal).__name__]  # a model that was built, not loaded, has none
+    config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(policy.eos_ids)}))
     if weights:

@@ -131,6 +131,7 @@ class VLLMGenerator(ModelGenerator):
         write_model_folder(policy, folder, weights=adapter)
         arguments: dict[str, Any] = {
             "model": str(folder),
+            "runner": "generate",
             "load_format": "auto" if adapter else "dummy",
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_model_len": self.context,

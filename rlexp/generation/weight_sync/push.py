@@ -72,8 +72,12 @@ class WeightSync:
         level = getattr(self.config, "sleep_level", 0)
         if level and self.sleeper is not None:
             self.sleeper.sleep(level)
-        if level == 2:  # it has lost its weights, frozen ones too
-            self.base_sent, self.pushed = False, -1
+        if level == 2:
+            self.lost()
+
+    def lost(self) -> None:
+        """The engine has no weights any more, frozen ones neither: the next push sends everything, unless it started with them again."""
+        self.base_sent, self.pushed, self.verified = self.generator.weights.has_base, -1, False
 
     def bring(self) -> float:
         """Send the weights if the engine has others. Returns the seconds it took. Raises SyncError."""
