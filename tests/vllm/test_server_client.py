@@ -92,7 +92,7 @@ def test_a_missing_logprob_is_nan_and_answers_without_ids_are_refused():
     request = Request(np.array([1]), 0, 1)
     (turn,) = turns_of({"choices": [choice([5], "length", [None], [None])]}, [request], (2,), 0)
     assert np.isnan(turn.logprobs).all()
-    with pytest.raises(UserError, match="must be vLLM 0.32 or newer"):
+    with pytest.raises(UserError, match=r"must be vLLM 0\.32 or newer"):
         turns_of({"choices": [{**choice([5], "length"), "token_ids": None}]}, [request], (2,), 0)
     with pytest.raises(UserError, match="1 completions where 2"):
         turns_of({"choices": [choice([5], "length")]}, [request] * 2, (2,), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Tra
 from rlexp.models.adapters import POLICY
 
 T = TypeVar("T")
+SEEN_DEAD = 3.0
+"""Seconds until the death of a launched server is known for certain"""
 log = logging.getLogger(__name__)
 
 
@@ -147,9 +150,15 @@ class Fleet:
         return reason
 
     def _raise_if_dead(self) -> None:
-        for server in self.servers:
-            if (error := server.dead()) is not None:
-                raise error
+        """After a call that failed: say so if a launched server has died. Its end is seen a moment after its connections break."""
+        deadline = time.monotonic() + (SEEN_DEAD if self.config.launch else 0.0)
+        while True:
+            for server in self.servers:
+                if (error := server.dead()) is not None:
+                    raise error
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.1)
 
     @property
     def _adapter_rank(self) -> int:

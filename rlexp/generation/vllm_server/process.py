@@ -51,7 +51,8 @@ class ServerProcess:
     """One launched server.
 
     command: as `command.server_command` gives it. environment: added to this process's. log: file that gets everything it prints; a second
-    server of the same name goes on in the same file. grace: seconds its processes get to end by themselves. It ends with `stop`, at exit, or when this process is killed (see warden.py).
+    server of the same name goes on in the same file. grace: seconds its processes get to end by themselves. It ends with `stop`, at exit, or
+    when this process is killed (see warden.py).
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path, grace: float = warden.GRACE) -> None:

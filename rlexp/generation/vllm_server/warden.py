@@ -19,6 +19,8 @@ EVERY = 0.2
 """Seconds between two looks at the parent"""
 GRACE = 5.0
 """Seconds the group usually gets between SIGTERM and SIGKILL"""
+AFTER_DEATH = 1.0
+"""Seconds the rest of the group gets when the server itself died: nothing is left to save"""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 stopping = False
@@ -77,7 +79,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     while not stopping and os.getppid() == parent and server.poll() is None:
         time.sleep(EVERY)
     code = server.poll()
-    end_group(server.pid, grace)
+    end_group(server.pid, grace if code is None else min(grace, AFTER_DEATH))
     if code is None:
         code = server.returncode or 0
     return code if code >= 0 else 128 - code
