@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlexp.batching.row import Branch, Row, build_row
 from rlexp.config.errors import UserError
-from rlexp.models.attention import tiles, varlen
+from rlexp.models.attention import interface, tiles, varlen
 from rlexp.models.attention.dense import dense_mask
 from rlexp.models.attention.flex import BLOCK, Flex
 from rlexp.models.attention.tiled import Tiled
@@ -184,7 +184,8 @@ def test_recomputed_activations_give_the_same_gradient(name: str) -> None:
     assert products == same < more, "selective recomputation repeats no product"
 
 
-def test_auto_falls_back_where_a_model_needs_its_own_attention() -> None:
+def test_auto_falls_back_where_a_model_needs_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(interface.CHECKED, "cpu", "tiles")  # whatever --attention says
     loaded = tiny_model()
     loaded.module.config.attention_dropout = 0.1
     assert Network(loaded).attention == "sdpa"
