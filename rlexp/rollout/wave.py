@@ -39,10 +39,12 @@ async def play_together(loops: Sequence[Coroutine[Any, Any, T]], worker: Executo
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
+        table.closed = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await table.close()
+        if table.running is not None:
+            await table.running  # stops at its next turn
     errors = [task.exception() for task in tasks if not task.cancelled()]
     for error in errors:
         if error is not None:
@@ -92,6 +94,7 @@ class _Table:
         self.waiting_seats: set[int] = set()
         self.running: asyncio.Task[None] | None = None
         self.closed = False
+        """nobody waits any more: no further wave begins, and the one that runs ends"""
 
     def seat(self, number: int, loop: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a rollout."""
@@ -106,12 +109,6 @@ class _Table:
         self.waiting.append(waiting)
         self.waiting_seats.add(waiting.seat)
         asyncio.get_running_loop().call_soon(self._run_if_all_wait)
-
-    async def close(self) -> None:
-        """Wait for the wave that runs, which stops at its next turn. No further one begins."""
-        self.closed = True
-        if self.running is not None:
-            await self.running
 
     def _leave(self, number: int) -> None:
         self.live -= 1
