@@ -19,7 +19,7 @@ from rlexp.algorithms.base import Algorithm
 from rlexp.chat.rendering import Renderer
 from rlexp.config.derived import accuracy_term, correction_mode, schedule, too_few_tasks
 from rlexp.config.errors import UserError
-from rlexp.config.model import HubModelConfig, LoraConfig
+from rlexp.config.model import LoraConfig
 from rlexp.config.plan import plan_text
 from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
@@ -28,25 +28,24 @@ from rlexp.data.tasks import TaskData, TaskOrder, seed_of
 from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import sampling_from
+from rlexp.generation.start import start_generator
 from rlexp.launch.folder import RunFolder
 from rlexp.launch.signals import stop_request
 from rlexp.launch.threads import thread_count
 from rlexp.losses.correction import Correction
-from rlexp.models.adapters import reference_adapter
-from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.float32_head import use_float32_head
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
 from rlexp.models.recompute import recompute_activations
 from rlexp.models.router import router_coefficient
-from rlexp.models.teacher import FollowingAdapter, LiveCompanion, OtherModel
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
 from rlexp.rollout.ahead import ReadAhead
 from rlexp.rollout.player import Player
 from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
+from rlexp.training.companions import companions_of
 from rlexp.training.evaluation import Evaluator
 from rlexp.training.finish import model_folder, save_models, summary_of
 from rlexp.training.networks import AnyCompanion, Trainable
@@ -114,34 +113,6 @@ def build_network(config: RunConfig, network_class: type[Network], source: Loade
     )
 
 
-def build_companions(config: RunConfig, algorithm: Algorithm, network: Network, source: LoadedModel) -> dict[str, AnyCompanion]:
-    """The networks that are forwarded beside a trained one, by name."""
-    companions: dict[str, AnyCompanion] = {}
-    for name in sorted(algorithm.needs.companions):
-        rate, every = algorithm.companion_moves.get(name, (0.0, 1))
-        switch = reference_adapter(source)
-        if name in algorithm.live_companions:
-            companions[name] = LiveCompanion(network)
-        elif name in algorithm.companion_paths:
-            companions[name] = OtherModel(build_other(config, algorithm.companion_paths[name], name, source, network.device))
-        elif switch is None:
-            companions[name] = Companion(network, rate=rate, every=every)
-        else:
-            companions[name] = FollowingAdapter(network, name, rate=rate, every=every) if rate else AdapterReference(network, switch)
-    return companions
-
-
-def build_other(config: RunConfig, path: str, name: str, source: LoadedModel, device: torch.device) -> Network:
-    """Another model that reads the policy's token ids. Raises UserError when its tokens are other ones."""
-    loaded = registry.MODELS.load("hub")(HubModelConfig(path=path, dtype=config.model.dtype, attention=config.model.attention), seed=config.run.seed)
-    if loaded.tokenizer.get_vocab() != source.tokenizer.get_vocab():
-        raise UserError(f"{name} {path}: its tokenizer is another one than the policy's, so it cannot read its samples: choose models of one family")
-    loaded.module.to(device)
-    network = build_network(config, Network, loaded, device)
-    network.check()
-    return network
-
-
 def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
     """Every trained network with its optimizer and companions. The first is the loaded model, the others start as copies of it."""
     made: dict[str, Trainable] = {}
@@ -151,7 +122,9 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
         network.own_columns = dict(algorithm.own_columns)
         if network_class is Network:
             network.check()
-        companions = build_companions(config, algorithm, network, source) if network_class is Network else {}
+        companions: dict[str, AnyCompanion] = {}
+        if network_class is Network:
+            companions = companions_of(config, algorithm, network, source, lambda other: build_network(config, Network, other, strategy.device))
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
         made[name] = Trainable(network.train(), strategy.wrap(network), optimizer, parameters, config.optimizer.max_grad_norm, companions)
@@ -169,17 +142,24 @@ def build_data(config: RunConfig) -> TaskData:
 def fit_data(config: RunConfig, data: TaskData, renderer: Renderer, loaded: LoadedModel) -> tuple[TaskData, int]:
     """Treat prompts that are too long as data.overlong_prompt says. Returns the data and the length of the longest prompt."""
     longest, mode = config.data.max_prompt_length, config.data.overlong_prompt
-    return fit_prompts(data, lambda prompt: renderer.render(prompt).ids, context=loaded.context, max_length=longest, mode=mode)
+    context = min(loaded.context, getattr(config.generation, "max_model_length", None) or loaded.context)
+    return fit_prompts(data, lambda prompt: renderer.render(prompt).ids, context=context, max_length=longest, mode=mode)
 
 
-def check_rows(config: RunConfig, longest: int, loaded: LoadedModel) -> None:
+def check_rows(config: RunConfig, longest: int, loaded: LoadedModel, algorithm: Algorithm) -> None:
     """Refuse rollouts that could fit no row, before long work starts. longest: the longest prompt."""
-    row = config.trainer.tokens_per_microbatch
-    possible = min(longest + config.rollout.max_completion_length, loaded.context)
+    row, completion = config.trainer.tokens_per_microbatch, config.rollout.max_completion_length
+    possible = min(longest + completion, loaded.context)
     if possible > row and config.trainer.oversize_samples == "error":
         raise UserError(
             f"a rollout may have {possible} tokens (longest prompt {longest} + rollout.max_completion_length={config.rollout.max_completion_length}), "
             f"{possible} > {row}: raise trainer.tokens_per_microbatch={row}, lower rollout.max_completion_length, or set trainer.oversize_samples=drop"
+        )
+    with_teacher = min(algorithm.longest_teacher_prompt(longest, completion) + completion, loaded.context)
+    if with_teacher > row and config.trainer.oversize_samples == "error":
+        raise UserError(
+            f"a completion behind the teacher's prompt may have {with_teacher} tokens, {with_teacher} > trainer.tokens_per_microbatch={row}: raise it, lower "
+            "algorithm.max_reprompt_len or rollout.max_completion_length, or set trainer.oversize_samples=drop"
         )
 
 
@@ -190,14 +170,6 @@ def build_rewards(config: RunConfig, data: TaskData) -> RewardRunner:
     return rewards
 
 
-def check_stop_ids(config: RunConfig, module: Any) -> None:
-    """Refuse stop ids that the model does not have: no completion would ever end there."""
-    tokens = int(module.get_input_embeddings().weight.shape[0])
-    unknown = [token for token in sampling_from(config.generation).stop_ids if token >= tokens]
-    if unknown:
-        raise UserError(f"generation.stop_ids={unknown} are no tokens of the model, whose ids go from 0 to {tokens - 1}: leave them out")
-
-
 def build_player(
     config: RunConfig,
     policies: dict[str, LoadedModel],
@@ -206,15 +178,16 @@ def build_player(
     algorithm: Algorithm,
     data: TaskData,
     collectives: Collectives,
+    folder: Path | None = None,
 ) -> Player:
-    """Generator, agent loop and rewards together: what plays tasks, for training and evaluation."""
-    generator = registry.GENERATORS.load(config.generation.name)(config.generation, policies=policies)
+    """Generator, agent loop and rewards together: what plays tasks, for training and evaluation. folder: of the run."""
+    device = next(next(iter(policies.values())).module.parameters()).device
+    generator, sync = start_generator(config.generation, policies, collectives, autocast=autocast_dtype(config, device), folder=folder)
     lacking = algorithm.needs.sampler - generator.provides
     if lacking:
         raise UserError(
             f"algorithm={config.algorithm.name} needs {', '.join(sorted(lacking))} of the sampler, which generation={config.generation.name} does not give"
         )
-    check_stop_ids(config, next(iter(policies.values())).module)
     return Player(
         config.rollout,
         generator=generator,
@@ -225,6 +198,7 @@ def build_player(
         agents=algorithm.agents,
         agent_loop=algorithm.agent_loop,
         prompt_limit=data.prompt_limit,
+        sync=sync,
     )
 
 
@@ -247,11 +221,11 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         algorithm.use_router(balance)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)
-    check_rows(config, longest, loaded)
     algorithm.prepare(renderer, loaded.context, data)
+    check_rows(config, longest, loaded, algorithm)
     trainables = build_networks(config, algorithm, loaded, strategy)
     policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
-    player = build_player(config, policies, renderer, rewards, algorithm, data, collectives)
+    player = build_player(config, policies, renderer, rewards, algorithm, data, collectives, folder.path)
     order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
     if collectives.rank == 0 and order.left_over:
         log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)

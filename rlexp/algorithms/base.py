@@ -93,6 +93,10 @@ class Algorithm:
     def prepare(self, renderer: Renderer, context: int, data: TaskData) -> None:
         """Called once when the run is built, before anything is sampled: what makes prompts, the model's context in tokens, and the tasks."""
 
+    def longest_teacher_prompt(self, prompt: int, completion: int) -> int:
+        """Most tokens of a prompt that a companion reads in place of one of `prompt` tokens; completion: the longest one. 0: companions read the samples."""
+        return 0
+
     def use_correction(self, correction: Correction) -> None:
         """Weight the policy term for a sampler whose probabilities differ; called once when the run is built, if there is a correction."""
         raise UserError(f"correction={correction.mode}: this algorithm has no policy term to weight; set correction=none")

@@ -7,6 +7,7 @@ becomes a signal for every token. Source: TRL 1.16.0, trl.experimental.sdpo; doc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ from rlexp.models.distillation import DISTILLATION, TEACHER, Distillation
 from rlexp.records.rollout import GenerationBatch, Rollout
 from rlexp.records.sample import Context, Needs, Sample
 
+log = logging.getLogger(__name__)
+
 
 class SDPO(GRPO):
     """distillation_weight 1 leaves out the policy part (advantages, KL, reference), 0 the teacher."""
@@ -47,7 +50,7 @@ class SDPO(GRPO):
         self.diagnostics, self.hooks = Diagnostics(config), Hooks(config.hooks, "algorithm.hooks")
         self.hints: list[Hint] = []
         self.renderer: Renderer | None = None
-        self.context = 0
+        self.context = self.added = 0
         if self.distils:
             self.own_columns = {DISTILLATION: Distillation.of(config)}
             self._choose_teacher()
@@ -75,9 +78,22 @@ class SDPO(GRPO):
     def prepare(self, renderer: Renderer, context: int, data: TaskData) -> None:
         """Refuse conversations that do not end with the user's message, before anything is sampled."""
         self.renderer, self.context = renderer, context
-        if self.distils and self.config.teacher_context == "reprompt":
-            for index, task in enumerate(data.train if data.sized else ()):
-                check_last_message(task["prompt"], f"training task {index}")
+        if not self.distils or self.config.teacher_context == "prompt":
+            return
+        longest_feedback = 0
+        for index, task in enumerate(data.train if data.sized else ()):
+            check_last_message(task["prompt"], f"training task {index}")
+            text = task.get(self.config.feedback_column)
+            if self.config.include_environment_feedback and isinstance(text, str):
+                longest_feedback = max(longest_feedback, len(renderer.tokenizer(text, add_special_tokens=False)["input_ids"]))
+        frame = self.templates.filled("", "", "" if self.config.include_environment_feedback else None)
+        self.added = len(renderer.tokenizer(frame, add_special_tokens=False)["input_ids"]) + longest_feedback
+        if self.config.include_environment_feedback and data.columns is not None and self.config.feedback_column not in data.columns:
+            log.warning("the tasks have no column algorithm.feedback_column=%s: there is feedback only if a reward logs it", self.config.feedback_column)
+
+    def longest_teacher_prompt(self, prompt: int, completion: int) -> int:
+        """Prompt, templates, a solution as long as the longest completion and the tasks' longest feedback; at most max_reprompt_len."""
+        return min(prompt + self.added + completion, self.config.max_reprompt_len) if self.added else 0
 
     def use_correction(self, correction: Correction) -> None:
         """Its weights multiply the policy term; distillation alone has none."""

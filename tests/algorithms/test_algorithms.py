@@ -165,7 +165,10 @@ def test_sets_larger_than_a_group_are_named():
 def test_a_few_steps(name, programs: Programs, tmp_path):
     """With a KL of the default kind, several steps a batch and two passes."""
     cli = Cli(programs, tmp_path)
-    right = ["algorithm.correct_reward=0.3"] if name == "grpo_passk" else []  # the test reward is rarely higher
+    right = {  # the test reward is rarely higher
+        "grpo_passk": ["algorithm.correct_reward=0.3"],
+        "sdpo": ["algorithm.success_reward_threshold=0.3", "algorithm.distillation_weight=0.5", "trainer.tokens_per_microbatch=200"],
+    }.get(name, [])
     done = cli.train(
         f"algorithm={name}", *right, "algorithm.beta=0.1", "algorithm.num_iterations=2", "trainer.max_steps=5", "algorithm.num_generations=4", "loss=dapo"
     )

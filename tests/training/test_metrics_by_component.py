@@ -79,7 +79,9 @@ def test_the_page_knows_them_all() -> None:
     """Every name of this file is on the page, and no component is forgotten."""
     shipped = {group: {name for name in each.names() if each.entry(name).origin.startswith("rlexp.")} for group, each in (("l", LOSSES), ("a", ALGORITHMS))}
     assert set(OF_LOSS) == shipped["l"] and set(OF_ALGORITHM) == shipped["a"]
-    mine = set().union(*OF_LOSS.values(), *OF_ALGORITHM.values(), *(found for _, found in OPTIONS), FIRST_PASS, FRESH, {"aux_loss"})
+    mine = set().union(
+        *OF_LOSS.values(), *OF_ALGORITHM.values(), *(found for _, found in OPTIONS), FIRST_PASS, FRESH, {"self_distillation/policy_loss"}, {"aux_loss"}
+    )
     page = documented_metrics()
     assert {name for name in mine if page.get(name) != "sometimes"} == set()
 
@@ -102,6 +104,19 @@ def test_of_an_algorithm(algorithm: str, model: Path, tmp_path: Path) -> None:
         assert names(line) == always() | OF_ALGORITHM[algorithm] | FIRST_PASS | FRESH
         assert line["grad_norm"] > 0
     check_batch_metrics(logged, greedy=algorithm == "remax")
+
+
+@pytest.mark.rows("SDPO-094...097", "SDPO-099")
+@pytest.mark.parametrize(("weight", "more"), [(0.5, OF_ALGORITHM["sdpo"] | CLIP), (0.0, CLIP)])
+def test_of_self_distillation(weight: float, more: set[str], model: Path, tmp_path: Path) -> None:
+    logged = trained(config_of(model, tmp_path, algorithm="sdpo", algorithm__distillation_weight=weight), tmp_path)
+    for line in logged.train():
+        assert names(line) == always() | more | FIRST_PASS | FRESH | {"self_distillation/policy_loss"}
+        assert line["grad_norm"] > 0
+        policy, distillation = line.get("self_distillation/policy_loss", 0.0), line.get("self_distillation/distillation_loss", 0.0)
+        assert line["loss"] == pytest.approx((1 - weight) * policy + weight * distillation)
+        assert line.get("sdpo/distillation_loss", 0.0) == distillation
+    check_batch_metrics(logged)
 
 
 @pytest.mark.parametrize(("options", "more"), OPTIONS, ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "")
