@@ -23,7 +23,7 @@ MIB = 2**20
 
 HEAD = f"""# Benchmarks
 
-Written by `scripts/bench/render.py` from the files under `docs/data/bench`; `make check` writes it again and compares. Do not edit.
+Written by `scripts/bench/render.py` from the files of its folder under `docs/data`; `make check` writes it again and compares. Do not edit.
 
 ```shell no-run: takes up to a quarter of an hour for each workload
 $ make bench W=W1

@@ -13,7 +13,7 @@ import pytest
 from scripts.bench import measure, render
 from scripts.bench.figures import as_dict, figures
 from scripts.bench.machine import machine
-from scripts.bench.workloads import WORKLOADS
+from scripts.bench.workloads import LOGITS, WORKLOADS
 
 MACHINE = {
     "device": "a processor",
@@ -64,6 +64,28 @@ def test_a_result_becomes_a_section(tmp_path: Path) -> None:
     assert "| update | 1.000 s | 4.000 s | 4.00 | 4.00 to 4.00 | >= 3.5 | ok |" in text
     assert "| rlexp | 280 | 1,000 | 280 | 4.4 |" in text and "Gradient cosine 0.9999999, ratio of norms 1.00000." in text
     assert render.text_of(tmp_path) == text
+
+
+def test_what_is_measured_beside_the_workloads(tmp_path: Path) -> None:
+    one = result("W4")
+    limit = {"gemm": {"1024": 9e10, "2048": 1e11}, "best": 1e11, "share": 0.4321, "goal": 0.5, "verdict": "below"}
+    sides = {"rlexp": {"4096": 200 * 2**20, "8192": 210 * 2**20}, "trl": {"4096": 1000 * 2**20, "8192": 1000 * 2**20}}
+    head = {"case": vars(LOGITS), "bytes": sides, "ratio": 0.2, "growth": 1.05, "verdicts": {"ratio": "ok", "growth": "ok"}}
+    rows = [{"grown": "max_new", "value": 1024, "figures": one["figures"]}]
+    base = {"prompts": 4, "prompt_tokens": 64, "max_new": 64, "vocabulary": 1024}
+    results = {
+        "limit": {"limit": limit, "profile": "W4_profile.txt"},
+        "logits": head,
+        "scaling": {"rows": rows, "base": base, "trl_batch": 8},
+        "W1_self": {**result("W1"), "outside": []},
+    }
+    for name, found in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"machine": MACHINE, "overrides": ["trainer.threads=1"], **found}))
+    text = render.text_of(tmp_path)
+    assert "(100 GFLOP/s, squares of 2048) that the update reaches: 0.432 (goal >= 0.5: below)" in text and "(data/bench/W4_profile.txt)" in text
+    assert "| rlexp | 200.0 MiB | 210.0 MiB |" in text and "rlexp's over TRL's: 0.200 (goal <= 0.3: ok)" in text
+    assert "| longest completion 1,024 | 3.00 s | 6.00 s | 2.00 | 1 MiB | 4 MiB | 0.25 |" in text
+    assert "| W1 | 4.000 | 1.000 | 2.000 | 0.250 | ok |" in text and "with `trainer.threads=1`." in text
 
 
 def test_notes_come_last(tmp_path: Path) -> None:
