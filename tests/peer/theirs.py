@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+TRAINERS: dict[str, tuple[Any, Any]] = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer), "sdpo": (SDPOConfig, SDPOTrainer)}
 
 
 class Take(TrainerCallback):
@@ -75,7 +78,7 @@ def train(
     weights: dict[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> Steps:
-    """Some optimizer steps of GRPOTrainer or RLOOTrainer with their own options. change: called with the trainer before it starts.
+    """Some optimizer steps of GRPOTrainer, RLOOTrainer or SDPOTrainer with their own options. change: called with the trainer before it starts.
 
     micro_batches: of a generation batch; the accumulation, and with it steps_per_generation, is as many unless options say otherwise. weights: loaded into
     the model before the trainer gets it.
@@ -87,7 +90,7 @@ def train(
     script = Script(rollouts, tokenizer)
     config_class: Any
     trainer_class: Any
-    config_class, trainer_class = (RLOOConfig, RLOOTrainer) if algorithm == "rloo" else (GRPOConfig, GRPOTrainer)
+    config_class, trainer_class = TRAINERS[algorithm]
     values: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": len(rollouts.answers) * rollouts.group // micro_batches,
@@ -124,6 +127,8 @@ def train(
     )
     if algorithm == "rloo":
         trainer._generate_single_turn = lambda prompt_ids, images, multimodal_fields: script(prompt_ids)["completion_ids"]
+    if algorithm == "sdpo":
+        trainer._generate = lambda prompt_ids: (prompt_ids, script(prompt_ids)["completion_ids"])
     if change is not None:
         change(trainer)
     trainer.train()
