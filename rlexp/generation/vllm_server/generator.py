@@ -15,7 +15,7 @@ from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm_server.client import Client
 from rlexp.generation.vllm_server.fleet import Fleet
 from rlexp.generation.vllm_server.wire import bundle_key, completion_body, score_body, score_of, turns_of
-from rlexp.generation.weight_sync.base import Score, TrainerSide
+from rlexp.generation.weight_sync.base import Score, TrainerSide, WeightTarget
 from rlexp.records.request import Request
 from rlexp.records.turn import Turn
 
@@ -140,6 +140,7 @@ class VLLMServerGenerator:
 
     def _use_fleet(self) -> None:
         fleet, config = self.fleet, self.config
-        self.dtype, self.context, self.weights = fleet.dtype, fleet.context, fleet.target
+        self.dtype, self.context = fleet.dtype, fleet.context
+        self.weights: WeightTarget = fleet.target
         self.client = Client(fleet.servers, timeout=config.timeout, request_timeout=config.request_timeout, first=self.trainer.rank)
         self._counted_retries = 0
