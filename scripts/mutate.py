@@ -8,7 +8,7 @@ Prints a line for each mutant (killed by which test, or SURVIVED) and `killed K/
 operators. Nothing is written to the working tree: the tests are collected once, and each mutant is a forked process in which the module is
 executed again from its changed source before the tests run.
 
-A loss is judged by its own tests alone, those with its name as a parameter or in their text. Its mutants are those of its file and of what its
+A loss is judged by its own tests alone, those with its name as a parameter or in their code. Its mutants are those of its file and of what its
 dataclass says (the denominator). A file with fewer than five places (the clip family, whose term is shared) is counted with the functions it
 imports from rlexp.losses, mutated once more for each such loss and judged by that loss's tests. Shared pieces are then judged by all tests of
 losses and algorithms, advantages and algorithms by those of advantages and algorithms.
@@ -32,7 +32,7 @@ os.environ.update(OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHO
 
 import pytest
 from mutants import Mutant, mutants_of
-from mutation_runs import Runner
+from mutation_runs import Runner, mentioned
 
 ROOT = Path(__file__).resolve().parent.parent
 ENOUGH = 5
@@ -45,6 +45,9 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("clipped", "clip_stats", *NO_GRAD): "plain numbers leave it",
     ("correction", "correction_stats", *NO_GRAD): "plain numbers leave it",
     ("correction", "correction_weights", *NO_GRAD): "it reads log-probs that have no gradient",
+    ("objective", "PolicyObjective._stats", *NO_GRAD): "plain numbers leave it",
+    ("objective", "PolicyObjective._bonus_stats", *NO_GRAD): "plain numbers leave it",
+    ("objective", "PolicyObjective.router_part", "stop-gradient", "part.detach() -> part"): "float() takes the number alone; without detach torch warns",
     ("off_policy", "near_policy", *NO_GRAD): "what leaves it are the results of comparisons, which have no gradient",
     ("dppo", "dppo", "stop-gradient", "torch.no_grad() -> torch.enable_grad()"): "what leaves the block is compared with a bound, which has no gradient",
     (
@@ -170,7 +173,7 @@ def _names(name: str) -> Callable[[pytest.Item], bool]:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "name" in parameters:
             return parameters["name"] == name
-        return f'"{name}"' in inspect.getsource(getattr(item, "function"))  # noqa: B009
+        return name in mentioned(getattr(item, "function", judges))
 
     return judges
 

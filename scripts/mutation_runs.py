@@ -23,7 +23,7 @@ from mutants import Mutant
 APART = {"programs"}
 """fixtures of tests that start programs of their own, which would not have the error"""
 RANKS = "multiprocessing"
-"""what tests that spawn processes say"""
+"""what tests that spawn processes use"""
 
 Judge = Callable[[pytest.Item], bool]
 
@@ -78,7 +78,7 @@ class Runner:
     @staticmethod
     def _apart(item: pytest.Item) -> bool:
         function = getattr(item, "function", None)
-        return bool(APART & set(getattr(item, "fixturenames", ()))) or function is None or RANKS in inspect.getsource(function)
+        return bool(APART & set(getattr(item, "fixturenames", ()))) or function is None or RANKS in mentioned(function)
 
     def _control(self, items: list[pytest.Item], modules: dict[Path, ModuleType]) -> dict[str, float] | None:
         """Seconds of each test with every module executed again from its unchanged source; None, with a message, if one fails."""
@@ -149,6 +149,20 @@ class Runner:
         while self._printed in self._lines:
             print(self._lines[self._printed], flush=True)
             self._printed += 1
+
+
+def mentioned(function: Any) -> set[Any]:
+    """Names and constants in a function, and in those inside it."""
+    found: set[Any] = set()
+    codes = [inspect.unwrap(function).__code__]
+    for code in codes:
+        found |= set(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                codes.append(constant)
+            else:
+                found |= set(constant) if isinstance(constant, (tuple, frozenset)) else {constant}
+    return found
 
 
 def _child(items: list[pytest.Item], write: int, control: bool = False) -> None:

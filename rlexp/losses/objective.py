@@ -105,7 +105,7 @@ class PolicyObjective:
         loss = (scale_L * inputs.where_active(x_L)).sum()
         if self.entropy.active:
             stats.update(self._bonus_stats(inputs, loss))
-        if self.entropy.active and self.entropy.applied:
+        if self.entropy.applied:
             loss = loss - self.entropy.applied * (inputs.extra["entropy_scale"] * self._kept(inputs)).sum()
         if self.router_coef:
             loss = loss + self.router_coef * self.router_part(inputs, stats)
@@ -152,5 +152,5 @@ class PolicyObjective:
         if kl_L is not None:
             means["kl"] = kl_L
         sums = [inputs.where_active(x_L).sum() for x_L in means.values()]
-        loss_sum, active, *values = torch.stack([loss.detach(), inputs.active_L.sum().to(loss.dtype), *(x.to(loss.dtype) for x in sums)]).tolist()
+        loss_sum, active, *values = torch.stack([loss, inputs.active_L.sum().to(loss.dtype), *(x.to(loss.dtype) for x in sums)]).tolist()
         return {"loss": Stat(SUM, loss_sum), **{name: Stat(MEAN, value, active) for name, value in zip(means, values, strict=True)}}
