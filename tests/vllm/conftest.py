@@ -11,6 +11,7 @@ import torch
 from engine_runs import Setup, started
 from transformers import GenerationConfig
 
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use an engine are skipped where there is none. `.ci/run` installs one and allows no skip."""
     if importlib.util.find_spec("vllm") is not None:

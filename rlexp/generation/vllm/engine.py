@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,17 @@ Output = Any
 class Engine:
     """vLLM without a server and without processes of its own.
 
-    It starts with random weights: load some before anything is sampled. arguments: of vllm's EngineArgs. Raises UserError for what vLLM refuses.
+    It starts with random weights: load some before anything is sampled. arguments: of vllm's EngineArgs. classes: of the trainer's modules, which
+    vLLM must leave alone. Raises UserError for what vLLM refuses.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any], classes: Iterable[type] = ()) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model must be in this process
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about itself, and many
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        with _torch_as_it_was():
+        with _torch_as_it_was(), _classes_as_they_were(classes):
             try:
                 self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except (ValueError, TypeError, NotImplementedError) as error:
@@ -140,6 +141,24 @@ def _torch_as_it_was() -> Iterator[None]:
         torch.set_num_threads = setter
         torch.set_num_threads(threads)
         torch.set_default_dtype(default)
+
+
+@contextmanager
+def _classes_as_they_were(classes: Iterable[type]) -> Iterator[None]:
+    """Undo what vLLM does to transformers' classes with model_impl=transformers: a base and a __call__ that the trainer's own model cannot have."""
+    before = {cls: (cls.__bases__, dict(cls.__dict__)) for cls in set(classes)}
+    try:
+        yield
+    finally:
+        for cls, (bases, attributes) in before.items():
+            if cls.__bases__ == bases:
+                continue
+            cls.__bases__ = bases
+            for name in set(cls.__dict__) - set(attributes):
+                delattr(cls, name)
+            for name, value in attributes.items():
+                if cls.__dict__.get(name) is not value and name not in ("__dict__", "__weakref__"):
+                    setattr(cls, name, value)
 
 
 def write_adapter_settings(settings: Mapping[str, Any], path: Path) -> None:

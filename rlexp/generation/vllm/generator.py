@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rlexp.config.errors import UserError
-from rlexp.config.vllm import VLLMGenerationConfig
+from rlexp.config.vllm import VLLMGenerationConfig, lora_rank
 from rlexp.generation.base import BadPrompt, Done, Policy, free_form, sampling_from
 from rlexp.generation.batches import ModelGenerator
 from rlexp.generation.vllm import sampling
@@ -148,10 +148,13 @@ class VLLMGenerator(ModelGenerator):
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30}
         else:
             arguments["gpu_memory_utilization"] = self.config.gpu_memory_utilization / len(self.policies)
+        if self.config.model_impl != "vllm":
+            arguments["enforce_eager"] = True  # its compiled form would take over the class of the trainer's own model
         if adapter:
             module: Any = policy.module
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(int(module.peft_config["default"].r))}
-        return Engine(arguments | free_form(self.config.engine_kwargs, "generation.engine_kwargs"))
+        classes = {type(part) for part in policy.module.modules()}
+        return Engine(arguments | free_form(self.config.engine_kwargs, "generation.engine_kwargs"), classes)
 
 
 class InProcessTarget:
@@ -242,11 +245,6 @@ def same_prompts(requests: Sequence[Request]) -> list[list[int]]:
     for place, request in enumerate(requests):
         groups.setdefault((np.asarray(request.ids, np.int64).tobytes(), request.max_tokens), []).append(place)
     return list(groups.values())
-
-
-def lora_rank(rank: int) -> int:
-    """The smallest size of vLLM's adapter slots that holds the rank."""
-    return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
 
 
 def _score(flat: Any, top_k: int | None) -> Score:

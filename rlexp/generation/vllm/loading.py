@@ -5,6 +5,7 @@ Nothing of the trainer is imported here, so that a server's worker can use it to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ def load(model: Any, model_config: Any, tensors: Iterable[tuple[str, Tensor]], r
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+    # layers that were sent nothing are meant to stay, which vLLM warns of one by one at every sync
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     initialize_layerwise_reload(model)
     model.load_weights(iter(tensors))
     finalize_layerwise_reload(model, model_config)
