@@ -15,6 +15,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.hydra_versions import BASE
 from rlexp.config.messages import guarded
 from rlexp.config.plan import plan_text
+from rlexp.config.vllm_server import VLLMServerGenerationConfig
 from rlexp.registry import conf_dir
 
 
@@ -30,6 +31,10 @@ def _run(cfg: DictConfig) -> int:
         check_start(config)
     if config.run.dry:
         print(plan_text(config))
+        if isinstance(config.generation, VLLMServerGenerationConfig) and not config.generation.launch:
+            from rlexp.generation.vllm_server.command import line_for
+
+            print(f"server\n  {line_for(config)}")
         return 0
     from rlexp.launch.start import start  # loads torch, which configuring never does
 

@@ -49,3 +49,8 @@ class VLLMGenerationConfig(EngineGenerationConfig):
     sleep_level: int = option(
         0, "While training: 0 keeps the engine as it is, 1 moves its weights to the CPU's memory and drops its cache, 2 drops both (GPU only)", ge=0, le=2
     )
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest size of vLLM's adapter slots that holds the rank."""
+    return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)

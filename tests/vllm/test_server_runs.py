@@ -125,3 +125,21 @@ def test_a_checkpoint_is_evaluated_on_a_server_of_its_own(programs, tmp_path):
     done = programs.run("rlexp.evaluate", "run=r", cwd=tmp_path, env={"RLEXP_OUTPUTS": str(tmp_path), "PYTHONPATH": paths})
     assert done.code == 0 and "accuracy" in done.out, done.err
     assert left(tmp_path, 0.5) == []
+
+
+@pytest.mark.rows("GRPO-201", "ASYNC-224")
+def test_a_dry_run_prints_the_line_that_starts_its_server(programs, tmp_path):
+    options = ["generation.max_model_length=64", "model=hub", "model.path=org/some", "run.dry=true", "peft=lora", "peft.r=12", "generation.sync_lora=adapter"]
+    done = train(programs, tmp_path, *options)
+    assert done.code == 0, done.err
+    line = done.out.split("server\n")[1].strip()
+    for part in (
+        "VLLM_SERVER_DEV_MODE=1 ",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True ",
+        " python -m vllm.entrypoints.openai.api_server --model org/some --dtype float32 --max-model-len 64",
+        '--weight-transfer-config \'{"backend": "rlexp"}\' --logprobs-mode processed_logprobs --max-logprobs -1 --generation-config vllm',
+        "--enable-lora --max-loras 1 --max-lora-rank 16",
+        "--host 127.0.0.1 --port 8000",
+    ):
+        assert part in line
+    assert "server\n" not in train(programs, tmp_path, "generation.launch=true", "run.dry=true").out

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlexp.config.model import LoraConfig
+from rlexp.config.run import RunConfig
+from rlexp.config.values import convert_value
+from rlexp.config.vllm import lora_rank
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -26,7 +30,8 @@ class Served:
     model: str
     """folder or hub name"""
     dtype: str
-    context: int
+    context: int | None
+    """None: the model's"""
     lora_rank: int = 0
     """of the largest adapter, one of the sizes vLLM knows; 0: it serves no adapter"""
     has_weights: bool = True
@@ -89,6 +94,19 @@ def server_command(config: VLLMServerGenerationConfig, served: Served, transfer:
     """Program and arguments of a server. more: generation.engine_kwargs."""
     flags = {**server_flags(config, served, transfer), **{name.replace("_", "-"): value for name, value in more.items()}}
     return [sys.executable, "-m", MODULE, *as_arguments({**flags, "host": host, "port": port})]
+
+
+def line_for(config: RunConfig) -> str:
+    """The line that starts a server for a run that does not start its own. Without the model: dtype and folder as far as the config tells them."""
+    generation = config.generation
+    assert isinstance(generation, VLLMServerGenerationConfig)
+    dtype = generation.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if config.trainer.precision == "bf16" else config.model.dtype
+    rank = lora_rank(config.peft.r) if isinstance(config.peft, LoraConfig) and generation.sync_lora == "adapter" else 0
+    served = Served(getattr(config.model, "path", None) or f"FOLDER_OF_{config.model.name}", dtype, generation.max_model_length, rank)
+    transfer = "shared_memory" if generation.weight_transfer == "auto" else generation.weight_transfer
+    return shell_line(generation, served, transfer, convert_value(generation.engine_kwargs, Any) or {})
 
 
 def shell_line(config: VLLMServerGenerationConfig, served: Served, transfer: str, more: Mapping[str, Any]) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlexp.config.errors import PeerError, UserError
+from rlexp.config.vllm import lora_rank
 from rlexp.config.vllm_server import LOOPBACK, VLLMServerGenerationConfig, urls
 from rlexp.generation.base import Policy, free_form
 from rlexp.generation.inference import causal_model
 from rlexp.generation.vllm.folder import write_model_folder
-from rlexp.generation.vllm.generator import engine_dtype, lora_rank
+from rlexp.generation.vllm.generator import engine_dtype
 from rlexp.generation.vllm_server import checks
 from rlexp.generation.vllm_server.client import Server
 from rlexp.generation.vllm_server.command import ADAPTER, Served, server_command, server_environment
