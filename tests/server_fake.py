@@ -99,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
             "weight_info": {"weight_version": state.version},
             "is_paused": {"is_paused": state.paused},
             "get_world_size": {"world_size": 2},
+            "version": {"version": "0.31.0"},
         }
         self.answer(answers.get(path, {"detail": "Not Found"}), 200 if path in answers else 404)
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from rlexp.config.fields import option
 from rlexp.config.run import RunConfig
+from rlexp.config.training import DDPStrategyConfig
 from rlexp.config.vllm import INSTALL, EngineGenerationConfig
 
 DEFAULT_PORT = 8000
@@ -35,7 +36,7 @@ class VLLMServerGenerationConfig(EngineGenerationConfig):
         False, "Let launched servers listen on another address than loopback: whoever reaches it can replace the weights, vLLM asks for no password"
     )
     timeout: float = option(240.0, "Seconds a server may take to start, and seconds it may be out of reach before the run ends", gt=0)
-    request_timeout: float = option(3600.0, "Seconds one sampling request may take on a server that answers", gt=0)
+    request_timeout: float = option(1500.0, "Seconds one sampling request may take on a server that answers", gt=0)
     restart: int = option(0, "How often a launched server that died is started again, with current weights; the interrupted batch is generated anew", ge=0)
     gpu_memory_utilization: float = option(0.9, "Share of its GPU's memory that a launched server may take", gt=0, le=1)
     cpu_cache_gib: int = option(1, "On a CPU: GiB of the key-value cache of a launched server", ge=1)
@@ -71,6 +72,12 @@ def problems(config: RunConfig) -> Iterator[str]:
                 yield f"generation.base_url: {url} is no address; write it like http://localhost:8000"
         if generation.restart:
             yield f"generation.restart={generation.restart} needs generation.launch=true: a server that rlexp did not start cannot be started again"
+    waits = max(generation.timeout, generation.request_timeout)
+    if config.cluster.processes_per_node > 1 and isinstance(config.strategy, DDPStrategyConfig) and config.strategy.timeout <= waits:
+        yield (
+            f"strategy.timeout={config.strategy.timeout:g} is not above generation.timeout={generation.timeout:g} and generation.request_timeout="
+            f"{generation.request_timeout:g}: the processes would give up waiting for the one that waits for a server; raise strategy.timeout"
+        )
     if generation.weight_transfer == "folder" and not generation.transfer_folder:
         yield "generation.weight_transfer=folder needs generation.transfer_folder: a folder that trainer and servers see under the same path"
     if generation.transfer_folder and generation.weight_transfer != "folder":

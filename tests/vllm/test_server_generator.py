@@ -117,6 +117,14 @@ def test_a_server_of_a_smaller_vocabulary_is_another_model(fake, made):
         generator(made, fake)
 
 
+@pytest.mark.rows("ASYNC-215", "ASYNC-216")
+def test_an_old_server_is_warned_of_where_candidates_are_asked_for(fake, made, caplog):
+    generator(made, fake)
+    assert "below 0.32" not in caplog.text
+    generator(made, fake, top_k=8)
+    assert "is 0.31.0: below 0.32 the log-probs of generation.top_k candidates cost 20 to 40 % of its throughput" in caplog.text
+
+
 def test_two_trained_models_are_refused(fake):
     with pytest.raises(UserError, match=r"serves one model, and a, b are trained"):
         VLLMServerGenerator(config(fake), policies={"a": tiny_model(), "b": tiny_model()}, trainer=TrainerSide(torch.float32))

@@ -94,6 +94,7 @@ def _flags(control: Control, url: str, expected: Expected, config: VLLMServerGen
         if error.status != 404:
             raise
         return ["VLLM_SERVER_DEV_MODE=1 is not set in its environment, so it has no endpoints for weights"]
+    _warn_of_old(control, url, config)
     settings = answer["vllm_config"]
     model, transfer, lora = settings["model_config"], settings.get("weight_transfer_config") or {}, settings.get("lora_config")
     problems = []
@@ -113,6 +114,16 @@ def _flags(control: Control, url: str, expected: Expected, config: VLLMServerGen
     if config.sync_lora == "adapter" and lora is None:
         problems.append("it serves no adapters (generation.sync_lora=adapter): set --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")
     return problems
+
+
+def _warn_of_old(control: Control, url: str, config: VLLMServerGenerationConfig) -> None:
+    """Log-probs of several candidates for each token are slow to serialise; vLLM 0.32 with more API servers does it beside the sampling (row ASYNC-216)."""
+    if config.top_k == 0:
+        return
+    version = str(control.call(url, "GET", "version").get("version", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < (0, 32):
+        log.warning("the vLLM server at %s is %s: below 0.32 the log-probs of generation.top_k candidates cost 20 to 40 %% of its throughput", url, version)
 
 
 def _model(control: Control, url: str, expected: Expected, root: str, name: str) -> list[str]:
