@@ -17,6 +17,6 @@ def near_policy(inputs: LossInputs, threshold: float) -> Tensor:
     samples must be in this row. Where the sampler gave no number (NaN), old takes its place.
     """
     sampler_L = torch.where(torch.isnan(inputs.sampler_logp_L), inputs.old_logp_L, inputs.sampler_logp_L)
-    gap_R = inputs.rollout_sum(sampler_L - inputs.logp_L) / inputs.tokens_R.clamp(min=1)
-    keep_L = (inputs.where_active(inputs.advantage_L) >= 0) | (gap_R <= threshold).index_select(0, inputs.rollout_L)
+    gap_R = inputs.rollout_sum(sampler_L - inputs.logp_L) / inputs.tokens_R  # NaN for a rollout without terms, which has none to mask
+    keep_L = (inputs.advantage_L >= 0) | (gap_R <= threshold).index_select(0, inputs.rollout_L)
     return keep_L.to(inputs.logp_L.dtype)

@@ -49,5 +49,6 @@ def test_an_unknown_reduction_lists_the_known_ones():
 
 
 def test_micro_batch_needs_a_plan():
-    with pytest.raises(ValueError, match="plan the step"):
-        scales("micro_batch", Counts(np.array([1]), 1, 1, 1))
+    for half in ({}, {"microbatches": 2}, {"microbatch_tokens_L": np.array([1])}):
+        with pytest.raises(ValueError, match="plan the step"):
+            scales("micro_batch", Counts(np.array([1]), 1, 1, 1, **half))
