@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,8 @@ def rlexp_pass(case: LogitsCase) -> Callable[[int], int]:
         head_dim=case.hidden,
         tie_word_embeddings=False,
     )
-    module = Qwen3ForCausalLM(config).to(device())
+    module: Any = Qwen3ForCausalLM(config)
+    module.to(device())
     module.get_input_embeddings().requires_grad_(False)  # whose gradient is as large as the head's
     network = Network(LoadedModel(module, word_tokenizer(8), (1,), POSITIONS, "head"), autocast=torch.bfloat16 if torch.cuda.is_available() else None)
     place = torch.arange(POSITIONS, device=device())

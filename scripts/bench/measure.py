@@ -185,7 +185,7 @@ def against_itself(bench: Bench, workload: Workload) -> Result:
             sides.append(bench.rlexp(workload, inputs, name))
         for side in sides:
             side.turn()
-        ours, theirs = alternate(*sides, bench.pairs or workload.pairs, time.monotonic() + SECONDS)
+        ours, theirs = alternate(sides[0], sides[1], bench.pairs or workload.pairs, time.monotonic() + SECONDS)
     finally:
         for side in sides:
             side.stop()

@@ -211,4 +211,4 @@ def save_adapter(module: Any, workload: Workload, folder: Path) -> None:
     for name, parameter in wrapped.named_parameters():
         if "lora_B" in name:
             parameter.data.mul_(0.01)
-    wrapped.save_pretrained(folder)
+    wrapped.save_pretrained(str(folder))

@@ -71,7 +71,8 @@ def main(pipe: Connection, workload: Workload, inputs: Path, scratch: Path, extr
 
 def listen(trainer: Trainer, recorder: Recorder) -> None:
     """Hook the recorder into the loop: before a batch is made, at its rewards, and at each optimizer step."""
-    parts, source, rewards = trainer.parts, trainer.parts.source, trainer.parts.evaluator.player.rewards
+    parts: Any = trainer.parts  # functions of objects are replaced
+    source, rewards = parts.source, parts.evaluator.player.rewards
     make, score, optimize = source.next, rewards.score, parts.runner.optimize
 
     def next_batch(state: Any) -> Any:
@@ -96,26 +97,28 @@ def listen(trainer: Trainer, recorder: Recorder) -> None:
         recorder.count("micro_batches", len(rows))
         return norms
 
-    source.next, rewards.score, parts.runner.optimize = next_batch, scored, optimized  # type: ignore[method-assign]
+    source.next, rewards.score, parts.runner.optimize = next_batch, scored, optimized
 
 
 def keep_first(trainer: Trainer, scratch: Path) -> None:
     """Write completions.npz and gradient.safetensors of the first step, for the other side to repeat."""
-    source, strategy = trainer.parts.source, trainer.parts.runner.strategy
+    parts: Any = trainer.parts
+    source, strategy = parts.source, parts.runner.strategy
     make, step = source.next, strategy.step
     named = trainer.parts.trainables["policy"].network.module.named_parameters()
     parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def next_batch(state: Any) -> Any:
         batch = make(state)
-        source.next = make  # type: ignore[method-assign]
+        source.next = make
         ids = [[int(token) for turn in rollout.turns for token in turn.ids] for rollout in batch.rollouts]
         np.savez(scratch / "completions.npz", lengths=[len(one) for one in ids], ids=np.concatenate([np.array(one) for one in ids]))
         return batch
 
     def first_step(*arguments: Any) -> float:
         save_file({name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}, scratch / "gradient.safetensors")
-        strategy.step = step  # type: ignore[method-assign]
-        return step(*arguments)
+        strategy.step = step
+        norm: float = step(*arguments)
+        return norm
 
-    source.next, strategy.step = next_batch, first_step  # type: ignore[method-assign]
+    source.next, strategy.step = next_batch, first_step

@@ -69,8 +69,8 @@ class _Optimized(TrainerCallback):
         self.call()
 
 
-def trainer_for(workload: Workload, inputs: Path, arguments: GRPOConfig) -> GRPOTrainer:
-    """TRL's trainer on the prepared inputs."""
+def trainer_for(workload: Workload, inputs: Path, arguments: GRPOConfig) -> Any:
+    """TRL's GRPOTrainer on the prepared inputs; Any, because its methods are replaced."""
     model: Any = str(inputs / "model")
     if workload.lora_rank:
         from peft import PeftModel
@@ -78,11 +78,12 @@ def trainer_for(workload: Workload, inputs: Path, arguments: GRPOConfig) -> GRPO
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, str(inputs / "adapter"), is_trainable=True)
     tokenizer = AutoTokenizer.from_pretrained(inputs / "model", padding_side="left")
-    rows = Dataset.from_json(str(inputs / "prompts.jsonl"), cache_dir=str(Path(arguments.output_dir) / "cache"))
-    return GRPOTrainer(model=model, reward_funcs=spread, args=arguments, train_dataset=rows, processing_class=tokenizer)
+    rows = Dataset.from_json(str(inputs / "prompts.jsonl"), cache_dir=f"{arguments.output_dir}/cache")
+    reward: Any = spread
+    return GRPOTrainer(model=model, reward_funcs=reward, args=arguments, train_dataset=rows, processing_class=tokenizer)
 
 
-def listen(trainer: GRPOTrainer, recorder: Recorder) -> None:
+def listen(trainer: Any, recorder: Recorder) -> None:
     """Hook the recorder into TRL's loop."""
     make, generate, score, forward = (
         trainer._generate_and_score_completions,
@@ -140,7 +141,7 @@ def main(pipe: Connection, workload: Workload, inputs: Path, scratch: Path, batc
         trainer.train()
 
 
-def compare_first(trainer: GRPOTrainer, recorder: Recorder, scratch: Path) -> None:
+def compare_first(trainer: Any, recorder: Recorder, scratch: Path) -> None:
     """In the first batch rlexp's completions take the place of the sampled ones, and `cosine` and `norm_ratio` of the gradients are recorded."""
     generate, clip = trainer._generate_single_turn, trainer.accelerator.clip_grad_norm_
 
