@@ -38,7 +38,7 @@ def test_vllm_is_not_installed(found: Found) -> None:
     ("overrides", "message"),
     [
         (["generation.tensor_parallel_size=3", "strategy=ddp", "cluster.processes_per_node=4"], "generation.tensor_parallel_size=3 does not divide"),
-        (["generation.max_model_length=512"], "generation.max_model_length=512 leaves no room for a prompt beside rollout.max_completion_length=512"),
+        (["generation.max_model_length=8"], "generation.max_model_length=8 leaves no room for a prompt beside rollout.max_completion_length=8"),
         (["generation.structured_outputs_regex='[0-9'"], "is no regular expression"),
         (["generation.sync_lora=adapter"], "generation.sync_lora=adapter needs an adapter, and peft=none has none"),
         (["generation.sync_lora=adapter", "peft=lora", "peft.r=600"], "vLLM serves adapters of rank 512 at most, and peft.r=600"),
