@@ -1,0 +1,54 @@
+"""The memory of the divergence does not depend on tokens x vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlexp.config.sdpo import SDPOConfig
+from rlexp.models.columns import COLUMNS, Chunk
+from rlexp.models.distillation import Distillation
+from rlexp.models.head import columns_of
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements of any tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return made
+
+
+MODES: list[dict[str, Any]] = [
+    {},
+    {"distillation_mode": "full_logits", "distillation_alpha": 0.5},
+    {"distillation_mode": "topk_logits", "distillation_topk": 20},
+]
+
+
+@pytest.mark.rows("SDPO-009", "SDPO-010")
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode.get("distillation_mode", "sampled_token")))
+@pytest.mark.parametrize("tokens", [8, 200])
+def test_nothing_is_larger_than_a_chunk(tokens: int, mode: dict[str, Any]) -> None:
+    vocabulary, width, chunk = 500, 4, 8
+    head = torch.nn.Linear(width, vocabulary, bias=False)
+    hidden, other = torch.randn(tokens, width).requires_grad_(), torch.randn(tokens, width)
+    target = torch.randint(vocabulary, (tokens,))
+
+    def make(output: torch.Tensor, where: slice) -> Chunk:
+        return Chunk(output, target[where], companion_logits={"teacher": head(other[where]).detach()})
+
+    columns = {"logp": COLUMNS["logp"], "distillation": Distillation.of(SDPOConfig(**mode))}
+    with Largest() as largest:
+        found = columns_of(head, make, columns, chunk, hidden, head)
+        (found["logp"].sum() + found["distillation"].sum()).backward()
+    assert largest.elements == chunk * vocabulary
+    assert hidden.grad is not None and bool((hidden.grad != 0).any())
