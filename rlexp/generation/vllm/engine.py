@@ -33,6 +33,8 @@ class Engine:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        self.guest = torch.distributed.is_initialized()
+        """whether the process group is the trainer's"""
         with _torch_as_it_was(), _classes_as_they_were(classes):
             try:
                 self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -117,8 +119,14 @@ class Engine:
         self.engine.wake_up(tags)
 
     def close(self) -> None:
-        """End it and free its memory."""
-        self.engine.engine_core.shutdown()
+        """End it and free its memory. The trainer's process group stays, which vLLM would destroy with its own."""
+        destroy = torch.distributed.destroy_process_group
+        if self.guest:
+            torch.distributed.destroy_process_group = lambda *_: None
+        try:
+            self.engine.engine_core.shutdown()
+        finally:
+            torch.distributed.destroy_process_group = destroy
 
     @property
     def _worker(self) -> Any:

