@@ -226,6 +226,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     trainables = build_networks(config, algorithm, loaded, strategy)
     policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
     player = build_player(config, policies, renderer, rewards, algorithm, data, collectives, folder.path)
+    if config.generation.scores:
+        algorithm.use_scorer(player.generator.score)  # type: ignore[attr-defined]
     order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
     if collectives.rank == 0 and order.left_over:
         log.warning("%d tasks of each epoch fill no batch of rollout.prompts_per_batch=%d and are left out", order.left_over, config.rollout.prompts_per_batch)

@@ -22,6 +22,8 @@ from rlexp.records.rollout import GenerationBatch, Group, Rollout
 from rlexp.records.sample import Needs, Sample
 
 Objective = Callable[[LossInputs], ObjectiveResult]
+Scorer = Callable[[str, Sequence[np.ndarray], int | None], Sequence[Any]]
+"""(policy, sequences, top_k) -> a score for each: logprobs [n - 1], top_ids and top_logprobs [n - 1, k]"""
 
 
 class Algorithm:
@@ -96,6 +98,9 @@ class Algorithm:
     def longest_teacher_prompt(self, prompt: int, completion: int) -> int:
         """Most tokens of a prompt that a companion reads in place of one of `prompt` tokens; completion: the longest one. 0: companions read the samples."""
         return 0
+
+    def use_scorer(self, scorer: Scorer) -> None:
+        """Called once when the run is built, if the generator tells the log-probs of given ids under its weights."""
 
     def use_correction(self, correction: Correction) -> None:
         """Weight the policy term for a sampler whose probabilities differ; called once when the run is built, if there is a correction."""

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from rlexp.algorithms.base import Objective
+from rlexp.algorithms.base import Objective, Scorer
 from rlexp.algorithms.diagnostics import PREFIX, Diagnostics, batch_numbers
 from rlexp.algorithms.grpo import GRPO
 from rlexp.algorithms.hints import Hint, hints
 from rlexp.algorithms.hooks import Hooks
-from rlexp.batching.terms import Terms
+from rlexp.batching.terms import SUPPORT, Terms
 from rlexp.chat.rendering import Renderer
 from rlexp.chat.reprompt import Templates, check_last_message, reprompted, without_thinking
 from rlexp.chat.samples import samples_of
@@ -28,8 +28,8 @@ from rlexp.config.errors import UserError
 from rlexp.config.sdpo import SDPOConfig
 from rlexp.data.tasks import TaskData
 from rlexp.losses.correction import Correction
-from rlexp.losses.self_distillation import SCALE, SelfDistillationObjective, distillation_scale
-from rlexp.models.distillation import DISTILLATION, TEACHER, Distillation
+from rlexp.losses.self_distillation import SCALE, SERVER_LOGP, SERVER_SUPPORT, SelfDistillationObjective, distillation_scale
+from rlexp.models.distillation import DISTILLATION, SUPPORT_LOGP, TEACHER, Distillation, support_logp
 from rlexp.records.rollout import GenerationBatch, Rollout
 from rlexp.records.sample import Context, Needs, Sample
 
@@ -51,8 +51,9 @@ class SDPO(GRPO):
         self.hints: list[Hint] = []
         self.renderer: Renderer | None = None
         self.context = self.added = 0
+        self.scorer: Scorer | None = None
         if self.distils:
-            self.own_columns = {DISTILLATION: Distillation.of(config)}
+            self.own_columns = {SUPPORT_LOGP: support_logp} if config.use_teacher_server else {DISTILLATION: Distillation.of(config)}
             self._choose_teacher()
 
     def _choose_teacher(self) -> None:
@@ -70,7 +71,10 @@ class SDPO(GRPO):
         needs = self.needs
         if not self.has_policy:
             needs = Needs(columns=needs.columns)
-        if self.distils:
+        if self.distils and self.config.use_teacher_server:
+            more = {SUPPORT_LOGP} if self.config.distillation_topk is not None else set()
+            needs = replace(needs, columns={"policy": needs.columns["policy"] | more})
+        elif self.distils:
             columns = {"policy": needs.columns["policy"] | {DISTILLATION}}
             needs = replace(needs, columns=columns, beside=frozenset({TEACHER}), companions=needs.companions | {TEACHER})
         self.needs = needs
@@ -94,6 +98,10 @@ class SDPO(GRPO):
     def longest_teacher_prompt(self, prompt: int, completion: int) -> int:
         """Prompt, templates, a solution as long as the longest completion and the tasks' longest feedback; at most max_reprompt_len."""
         return min(prompt + self.added + completion, self.config.max_reprompt_len) if self.added else 0
+
+    def use_scorer(self, scorer: Scorer) -> None:
+        """The server that says what the teacher would."""
+        self.scorer = scorer
 
     def use_correction(self, correction: Correction) -> None:
         """Its weights multiply the policy term; distillation alone has none."""
@@ -164,12 +172,36 @@ class SDPO(GRPO):
             return
         mask_L = np.repeat(np.array([taught(sample) for sample in samples], bool), np.diff(terms.offsets_S)) & terms.active_L
         counted_R = np.array([bool(self.models_of(rollout)) for rollout in batch.rollouts], bool)
+        if self.config.use_teacher_server:
+            self._ask_server(samples, terms)
         terms.extra[SCALE] = distillation_scale(mask_L, terms.rollout_L, terms.step_R, counted_R, self.config.distillation_normalize)
         numbers = batch_numbers(batch, self.hints, self.config)
         batch.metrics.update({f"{PREFIX}/{name}": (value, 1.0) for name, value in numbers.items()})
         self.diagnostics.take(numbers)
         if self.hooks.objects:
             self._call_hooks(batch, samples, terms)
+
+    def _ask_server(self, samples: Sequence[Sample], terms: Terms) -> None:
+        """Fill terms.extra with what the server says of each term of the taught samples, and with the support that it chose.
+
+        Raises UserError when it gives no number for a term.
+        """
+        assert self.scorer is not None
+        top_k = self.config.distillation_topk
+        numbers = [number for number, sample in enumerate(samples) if taught(sample)]
+        scores = self.scorer("policy", [samples[number].companions[TEACHER].ids for number in numbers], top_k)
+        logp_L = np.zeros(terms.count)
+        support_LC, teacher_LC = np.zeros((terms.count, top_k or 0)), np.zeros((terms.count, top_k or 0))
+        for number, score in zip(numbers, scores, strict=True):
+            mine, place = slice(terms.offsets_S[number], terms.offsets_S[number + 1]), samples[number].companions[TEACHER].position_L
+            logp_L[mine] = score.logprobs[place]
+            if top_k is not None:
+                support_LC[mine], teacher_LC[mine] = score.top_ids[place], score.top_logprobs[place]
+        if not np.isfinite(logp_L).all():
+            raise UserError("the generation server gave no log-prob for a token of the teacher (algorithm.use_teacher_server): set it to false")
+        terms.extra[SERVER_LOGP] = logp_L
+        if top_k is not None:
+            terms.extra[SUPPORT], terms.extra[SERVER_SUPPORT] = support_LC, teacher_LC
 
     def masks(self, batch: GenerationBatch, terms: Terms) -> None:
         """Those of the policy part."""

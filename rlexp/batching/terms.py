@@ -10,6 +10,9 @@ import numpy as np
 from rlexp.records.sample import Sample
 from rlexp.records.turn import Candidates, joined_candidates
 
+SUPPORT = "support_ids"
+"""in Terms.extra: token ids of each term that its distributions are compared on, [L, C]"""
+
 
 @dataclass
 class Terms:

@@ -15,12 +15,14 @@ class GenerationConfig:
     free_arguments: whether generation_kwargs may hold arguments of the backend that have no key here. own_numerics: whether its
     log-probs differ from the trainer's for equal weights, so that correction=auto corrects. candidates: which of the tokens that
     top_k, top_p and min_p left to choose from come with each sampled token, so that the trainer normalises over the same ones: all of
-    them, the top_k most probable ones at most, or none.
+    them, the top_k most probable ones at most, or none. scores: whether it tells the log-probs of given ids under its weights, for
+    algorithm.use_teacher_server.
     """
 
     free_arguments: ClassVar[bool] = False
     own_numerics: ClassVar[bool] = False
     candidates: ClassVar[str] = "none"
+    scores: ClassVar[bool] = False
     name: str = option(REQUIRED, "The generator")
     temperature: float = option(
         1.0, "Sampling temperature in training; greedy decoding is for evaluation only", gt=0, fix="use a small positive value; evaluation.temperature may be 0"

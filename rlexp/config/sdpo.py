@@ -55,6 +55,9 @@ class SDPOConfig(GRPOConfig):
     teacher_update_rate: float = option(0.05, "ema: share of the policy in the teacher after each move", gt=0, le=1)
     teacher_sync_steps: int = option(1, "ema: optimizer steps from one move of the teacher to the next", ge=1)
     teacher_path: Optional[str] = option(None, "model: hub id or local folder of the teacher, whose tokenizer must be the policy's")
+    use_teacher_server: bool = option(
+        False, "Ask the generation server, which holds the policy's weights, for the teacher's log-probs; the support is then the teacher's"
+    )
     teacher_context: str = option(
         "reprompt",
         "What the teacher reads before the completion: the prompt with a solution or feedback, where there are such; or the policy's prompt, always",

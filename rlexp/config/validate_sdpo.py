@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 
+from rlexp.config import derived
 from rlexp.config.run import RunConfig
 from rlexp.config.sdpo import PLACES, SDPOConfig
 
@@ -16,6 +17,7 @@ def problems(config: RunConfig) -> Iterator[str]:
         return
     yield from _distillation(settings)
     yield from _teacher(config, settings)
+    yield from _server(config, settings)
     for key, places in PLACES.items():
         yield from _template(key, getattr(settings, key), places)
 
@@ -56,6 +58,26 @@ def _teacher(config: RunConfig, settings: SDPOConfig) -> Iterator[str]:
             "algorithm.use_successful_as_teacher=false and algorithm.include_environment_feedback=false leave nothing to show to the teacher: set one to true, "
             "or algorithm.distillation_weight=0"
         )
+
+
+def _server(config: RunConfig, settings: SDPOConfig) -> Iterator[str]:
+    """Row SDPO-111: each condition of row SDPO-090 that is not met."""
+    if not settings.use_teacher_server:
+        return
+    conditions = (
+        (config.generation.scores, f"generation=vllm_server, not {config.generation.name}"),
+        (settings.teacher_model_kind == "live", f"algorithm.teacher_model_kind=live, not {settings.teacher_model_kind}: the server holds the policy's weights"),
+        (settings.distillation_weight == 1, f"algorithm.distillation_weight=1, not {settings.distillation_weight:g}"),
+        (settings.distillation_mode != "full_logits", "algorithm.distillation_mode=sampled_token or topk_logits: a server gives no whole distributions"),
+        (derived.sampling_value(config, "temperature") == 1, "generation.temperature=1, at which the server scores"),
+        (
+            config.trainer.steps_per_batch * settings.num_iterations == 1,
+            "trainer.steps_per_batch=1 and algorithm.num_iterations=1: the server scores a batch once, before the weights move",
+        ),
+    )
+    for met, text in conditions:
+        if not met:
+            yield f"algorithm.use_teacher_server=true needs {text}"
 
 
 def _template(key: str, template: str, places: tuple[str, ...]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Optional
+from typing import ClassVar, Optional
 from urllib.parse import urlsplit
 
 from rlexp.config.fields import option
@@ -20,6 +20,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class VLLMServerGenerationConfig(EngineGenerationConfig):
     """vLLM servers, started by rlexp (launch=true) or running already, reached over HTTP."""
 
+    scores: ClassVar[bool] = True
     name: str = "vllm_server"
     launch: bool = option(False, "Start the servers, and stop them at the end of the run; false: use those that base_url names")
     base_url: Optional[str] = option(

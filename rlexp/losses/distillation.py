@@ -67,6 +67,11 @@ def on_support(logits_KV: Tensor, teacher_KV: Tensor, support_KC: Tensor, add_ta
     return _with_tail(student - logits_KV.logsumexp(-1, keepdim=True)), _with_tail(teacher - teacher_KV.logsumexp(-1, keepdim=True))
 
 
+def on_given_support(logp_KC: Tensor, teacher_KC: Tensor, add_tail: bool) -> tuple[Tensor, Tensor]:
+    """The same from log-probs on a support that is given."""
+    return (_with_tail(logp_KC), _with_tail(teacher_KC)) if add_tail else (logp_KC, teacher_KC)
+
+
 def _with_tail(logp_KC: Tensor) -> Tensor:
     mass = logp_KC.logsumexp(-1, keepdim=True).clamp(max=LARGEST_LOG_MASS)
     return torch.cat([logp_KC, torch.log(-torch.expm1(mass))], -1)

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from rlexp.config.sdpo import SDPOConfig
-from rlexp.losses.distillation import clipped_ratio
+from rlexp.losses.distillation import clipped_ratio, divergence, on_given_support, sampled
 from rlexp.losses.inputs import LossInputs
 from rlexp.losses.objective import ObjectiveResult, PolicyObjective
 from rlexp.records.stats import MEAN, SUM, Stat
 
 SCALE = "distillation_scale"
 """in LossInputs.extra: the factor of each term; 0 where no teacher speaks"""
+SERVER_LOGP, SERVER_SUPPORT = "server_logp", "server_support_logp"
+"""in LossInputs.extra: what a server says of the sampled token, [L], and of the tokens of its support, [L, C]"""
 
 
 def distillation_scale(mask_L: np.ndarray, rollout_L: np.ndarray, step_R: np.ndarray, counted_R: np.ndarray, normalize: str) -> np.ndarray:
@@ -37,6 +39,7 @@ class SelfDistillationObjective:
 
     def __init__(self, config: SDPOConfig, policy: PolicyObjective) -> None:
         self.weight, self.clip, self.policy = config.distillation_weight, config.distillation_is_clip, policy
+        self.alpha, self.add_tail = config.distillation_alpha, config.distillation_add_tail
         self.router_coef = 0.0
 
     def __call__(self, inputs: LossInputs) -> ObjectiveResult:
@@ -54,6 +57,8 @@ class SelfDistillationObjective:
         if self.weight > 0:
             distillation = self.distillation(inputs)
             loss = loss + self.weight * distillation
+            if SERVER_LOGP in inputs.extra:
+                stats["self_distillation/server_logprob_abs_diff"] = self._difference(inputs)
             stats["self_distillation/distillation_loss"] = stats["sdpo/distillation_loss"] = Stat(SUM, float(distillation.detach()))
         if self.router_coef:
             loss = loss + self.router_coef * self.policy.router_part(inputs, stats)
@@ -64,8 +69,25 @@ class SelfDistillationObjective:
         """Sum of scale * ratio * divergence over the terms a teacher speaks of."""
         scale_L = inputs.where_active(inputs.extra[SCALE])
         taught_L = scale_L > 0
-        x_L = torch.where(taught_L, inputs.columns["distillation"], 0.0)
+        x_L = torch.where(taught_L, self._per_token(inputs, taught_L), 0.0)
         if self.clip is not None:
             zero = torch.zeros_like(x_L)
             x_L = x_L * clipped_ratio(torch.where(taught_L, inputs.logp_L, zero), torch.where(taught_L, inputs.old_logp_L, zero), self.clip)
         return (scale_L * x_L).sum()
+
+    def _per_token(self, inputs: LossInputs, taught_L: Tensor) -> Tensor:
+        """The divergence of each term: the column, or from what a server said."""
+        if SERVER_LOGP not in inputs.extra:
+            return inputs.columns["distillation"]
+        if SERVER_SUPPORT not in inputs.extra:
+            return sampled(inputs.logp_L, inputs.extra[SERVER_LOGP])
+        mine, theirs = inputs.columns["support_logp"], inputs.extra[SERVER_SUPPORT]
+        return divergence(*on_given_support(mine, torch.where(taught_L[:, None], theirs, mine.detach()), self.add_tail), self.alpha)
+
+    @staticmethod
+    @torch.no_grad()
+    def _difference(inputs: LossInputs) -> Stat:
+        """|policy - server's teacher| of sampled tokens: jumps when the server holds old weights."""
+        taught_L = inputs.where_active(inputs.extra[SCALE]) > 0
+        gap_L = torch.where(taught_L, (inputs.logp_L - inputs.extra[SERVER_LOGP]).abs(), 0.0)
+        return Stat(MEAN, float(gap_L.sum()), float(taught_L.sum()))

@@ -17,7 +17,7 @@ class Chunk:
 
     logits_KV: float32 (float64 for a float64 model), after scale, soft cap and temperature.
     target_K: token ids. candidates_KC, candidates_mask_KC: kept candidate ids, right-padded, when sampling was truncated.
-    companion_logits: by companion name, [K, V], without gradient, for the same terms.
+    companion_logits: by companion name, [K, V], without gradient, for the same terms. support_KC: token ids that somebody else chose.
     """
 
     logits_KV: Tensor
@@ -25,6 +25,7 @@ class Chunk:
     candidates_KC: Tensor | None = None
     candidates_mask_KC: Tensor | None = None
     companion_logits: dict[str, Tensor] = field(default_factory=dict)
+    support_KC: Tensor | None = None
 
     @cached_property
     def normaliser_K(self) -> Tensor:

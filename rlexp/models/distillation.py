@@ -14,6 +14,14 @@ TEACHER = "teacher"
 """name of the companion"""
 DISTILLATION = "distillation"
 """name of the column"""
+SUPPORT_LOGP = "support_logp"
+"""name of the column of log-probs on a support that a server chose"""
+
+
+def support_logp(chunk: Chunk) -> Tensor:
+    """Log-probs over the whole vocabulary of the ids of the support, [K, C]."""
+    assert chunk.support_KC is not None
+    return chunk.logits_KV.gather(-1, chunk.support_KC) - chunk.logits_KV.logsumexp(-1, keepdim=True)
 
 
 @dataclass(frozen=True)

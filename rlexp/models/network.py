@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlexp.batching.row import Row
 from rlexp.batching.shares import samples_through
-from rlexp.batching.terms import Terms
+from rlexp.batching.terms import SUPPORT, Terms
 from rlexp.config.errors import UserError
 from rlexp.losses.router import load_balancing
 from rlexp.models.attention import interface as attention_interface
@@ -48,6 +48,8 @@ class RowTensors:
     target_L: Tensor
     candidates_LC: Tensor | None = None
     candidates_mask_LC: Tensor | None = None
+    support_LC: Tensor | None = None
+    """token ids whose log-probs the column support_logp gives"""
     samples_T: Tensor | None = None
     """samples that share each position, int64 [T], for the loss of routers"""
     companions: dict[str, tuple[Network, Tensor]] = field(default_factory=dict)
@@ -65,6 +67,8 @@ def row_tensors(row: Row, terms: Terms, device: torch.device, *, shares: bool = 
     made = RowTensors(tensor(row.ids_T), tensor(row.depth_T), tensor(row.end_T), tensor(row.position_L), tensor(terms.target_L[row.term_L]))
     if shares:
         made.samples_T = tensor(samples_through(row, terms))
+    if SUPPORT in terms.extra:
+        made.support_LC = tensor(terms.extra[SUPPORT][row.term_L].astype(np.int64))
     if terms.candidates is not None:
         ids, mask = terms.candidates.take(row.term_L).padded()
         made.candidates_LC, made.candidates_mask_LC = tensor(ids), tensor(mask)
@@ -168,6 +172,7 @@ class Network(nn.Module):
                 row.candidates_LC[where] if kept else None,  # type: ignore[index]
                 row.candidates_mask_LC[where] if kept else None,  # type: ignore[index]
                 companion_logits,
+                row.support_LC[where] if row.support_LC is not None else None,
             )
 
         chunk = max(1, min(self.chunk, MOST_LOGITS // self.head.weight.shape[0]))

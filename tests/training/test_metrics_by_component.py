@@ -32,7 +32,8 @@ OF_ALGORITHM: dict[str, set[str]] = {
     **dict.fromkeys(("grpo", "reinforce", "reinforce_pp", "opo", "maxrl", "grpo_passk"), CLIP),
     "rloo": CLIP | {"kl"},
     "remax": CLIP | {"reward_greedy"},
-    "sdpo": {"sdpo/distillation_loss", *(name for name in documented_metrics() if name.startswith("self_distillation/"))} - {"self_distillation/policy_loss"},
+    "sdpo": {"sdpo/distillation_loss", *(name for name in documented_metrics() if name.startswith("self_distillation/"))}
+    - {"self_distillation/policy_loss", "self_distillation/server_logprob_abs_diff"},
 }
 FIRST_PASS = {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"}
 FRESH = {"perf/generation_s", "perf/reward_s", "perf/pack_s", "perf/score_s"}
