@@ -54,6 +54,23 @@ class Bench:
         scratch = self.scratch / f"{workload.name}_rlexp"
         return _loaded(Side("TRL", TRL, scratch / "trl.log", workload, inputs, scratch, batch, compare))
 
+    def search(self, workload: Workload, inputs: Path) -> dict[int, float]:
+        """Seconds of TRL's update for each rollout, by per-device batch, printed as they come."""
+        side = Side(
+            "TRL search", "scripts.bench.side_trl:search", self.log(f"{workload.name}_search"), workload, inputs, self.scratch / f"{workload.name}_rlexp"
+        )
+        found: dict[int, float] = {}
+        print("  TRL's update by per-device batch:", end="", flush=True)
+        try:
+            for _ in workload.trl_batches:
+                size, seconds = side.answer()
+                found[size] = seconds
+                print(f" {size}: {seconds * workload.rollouts:.2f} s", end="", flush=True)
+        finally:
+            print()
+            side.stop()
+        return found
+
     def gemm(self) -> dict[int, float]:
         """Rates of matrix products now."""
         return once("limit", "scripts.bench.limit:main", self.log("limit"))
@@ -87,13 +104,8 @@ def against_trl(bench: Bench, workload: Workload) -> Result:
     peer: Side | None = None
     try:
         mine.turn()  # dropped; its rollouts are what TRL repeats
-        batches = once(
-            "TRL search", "scripts.bench.side_trl:search", bench.log(f"{workload.name}_search"), workload, inputs, bench.scratch / f"{workload.name}_rlexp"
-        )
-        print(
-            "  TRL's update by per-device batch: " + ", ".join(f"{size}: {seconds * workload.rollouts:.2f} s" for size, seconds in batches.items()), flush=True
-        )
-        batch = min(batches, key=batches.get)
+        batches = bench.search(workload, inputs)
+        batch = min(batches, key=lambda size: batches[size])
         peer = bench.trl(workload, inputs, batch, compare=True)
         first = peer.turn()  # dropped too
         agrees = figures.same_gradient(first, bench.cuda)

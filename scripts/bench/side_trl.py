@@ -174,16 +174,15 @@ def agreement(model: torch.nn.Module, file: Path) -> tuple[float, float]:
 
 
 def search(pipe: Connection, workload: Workload, inputs: Path, scratch: Path) -> None:
-    """A process of its own: sends (per-device batch, seconds of an update for each rollout) for all sizes, on rlexp's completions."""
+    """A process of its own: sends (per-device batch, seconds of an update for each rollout) for one size after the other, on rlexp's completions."""
     torch.set_num_threads(THREADS)
     completions = recorded(scratch)
-    seconds = {}
+    updates = TRIALS if workload.full_trials else 1
     for number, size in enumerate(workload.trl_batches):
         count = workload.trial_rollouts(size)
-        updates = trial(workload, inputs, scratch, size, padded(completions, count), TRIALS if workload.full_trials else 1, number == 0)
-        seconds[size] = statistics.median(updates) / count
+        found = trial(workload, inputs, scratch, size, padded(completions, count), updates, warm_up=number == 0)
+        pipe.send((size, statistics.median(found) / count))
         gc.collect()
-    pipe.send(seconds)
 
 
 def padded(completions: list[list[int]], count: int) -> list[list[int]]:
