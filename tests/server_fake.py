@@ -38,6 +38,8 @@ class State:
         """accepts connections and says nothing"""
         self.die_at: str | None = None
         """path at whose next call the process kills itself"""
+        self.deaf_at: str | None = None
+        """path at whose next call the server listens no longer, and answers nothing"""
         self.die_after = 1
         """at the how many-th call"""
         self.died: Path | None = None
@@ -76,6 +78,9 @@ class Handler(BaseHTTPRequestHandler):
         state = self.state
         while state.silent:
             time.sleep(0.05)
+        if state.deaf_at == path:  # as vLLM when its engine has died: it listens no longer and waits for its open connections
+            self.server.socket.close()
+            time.sleep(600)
         if state.die_at == path:
             state.die_after -= 1
             if state.die_after <= 0 and not (state.died and state.died.exists()):

@@ -272,6 +272,18 @@ def test_launched_servers_get_folder_log_and_all_work(stub, made, tmp_path):
     assert not any(map(lives, pids))
 
 
+@pytest.mark.parametrize("moment", ["sampling", "sync"])
+def test_a_server_that_waits_for_its_connections_after_its_engine_died_is_gone(stub, made, tmp_path, moment):
+    """What vLLM does: the engine's process is gone, and the server ends only when nobody holds a connection to it."""
+    mine = generator(made, launch=True, restart=1, timeout=60.0, trainer=TrainerSide(torch.float32, folder=tmp_path))
+    tell(mine, deaf_at="v1/completions" if moment == "sampling" else "pause")
+    began = time.monotonic()
+    with pytest.raises(ServerLost if moment == "sampling" else SyncError, match=r"server_0\.log"):
+        sampled(mine, request(1)) if moment == "sampling" else mine.weights.receive("policy", iter([("a", torch.ones(2))]), 1)
+    assert time.monotonic() - began < 15
+    assert mine.recover() and len(sampled(mine, request(1))) == 1
+
+
 @pytest.mark.parametrize("moment", ["between", "sampling", "sync"])
 def test_a_server_that_dies_is_told_at_once_with_its_log(stub, made, tmp_path, moment):
     mine = generator(made, launch=True, timeout=30.0, trainer=TrainerSide(torch.float32, folder=tmp_path))

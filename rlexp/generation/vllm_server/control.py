@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx
 
 from rlexp.config.errors import UserError
 
+LOOK = 1.0
+"""Seconds between two looks whether a server is there while it is waited for"""
+SEEN_DEAD = 3.0
+"""Seconds until the death of a launched server is known for certain"""
 MESSAGE = 400
 """Characters of a server's answer that an error shows"""
 
@@ -40,25 +44,30 @@ def reason_of(response: httpx.Response) -> str:
 class Control:
     """Blocking calls to one or more servers.
 
-    timeout: seconds one call may take. lost: called when a server does not answer; raises a better error if it knows one.
+    timeout: seconds one call may take. check: called with seconds of patience after a call that failed, and without while one is under way;
+    raises when it knows that a server has died.
     """
 
-    def __init__(self, urls: Sequence[str], timeout: float, lost: Callable[[], None] = lambda: None) -> None:
-        self.urls, self.timeout, self.lost = list(urls), timeout, lost
+    def __init__(self, urls: Sequence[str], timeout: float, check: Callable[[float], None] = lambda patience: None) -> None:
+        self.urls, self.timeout, self.check = list(urls), timeout, check
         self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)), trust_env=False)
         self._threads = ThreadPoolExecutor(max(8, len(self.urls)), "server-control")
+        self._waiting = ThreadPoolExecutor(4 * max(8, len(self.urls)), "server-calls")
 
     def call(self, url: str, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
-        """The JSON that a server answers. Raises Unreachable or Refused."""
+        """The JSON that a server answers, None for another answer. Raises Unreachable or Refused."""
         limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        call = self._waiting.submit(self._client.request, method, f"{url}/{path}", json=body, timeout=limit)
         try:
-            response = self._client.request(method, f"{url}/{path}", json=body, timeout=limit)
+            while not wait([call], timeout=LOOK).done:
+                self.check(0.0)
+            response = call.result()
         except httpx.HTTPError as error:
-            self.lost()
+            self.check(SEEN_DEAD)
             raise Unreachable(f"the vLLM server at {url} does not answer {path} ({type(error).__name__}: {error})") from error
         if response.status_code >= 400:
             raise Refused(f"the vLLM server at {url} refused {path} with code {response.status_code}: {reason_of(response)}", response.status_code)
-        return response.json() if response.content else None
+        return response.json() if "json" in response.headers.get("content-type", "") else None
 
     def get(self, path: str) -> list[Any]:
         """GET from every server; the answers in order."""
@@ -84,4 +93,5 @@ class Control:
     def close(self) -> None:
         """Close connections and threads."""
         self._threads.shutdown(wait=False)
+        self._waiting.shutdown(wait=False)
         self._client.close()

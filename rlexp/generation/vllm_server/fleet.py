@@ -27,8 +27,8 @@ from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Tra
 from rlexp.models.adapters import POLICY
 
 T = TypeVar("T")
-SEEN_DEAD = 3.0
-"""Seconds until the death of a launched server is known for certain"""
+LOOK = 0.5
+"""Seconds between two looks whether a launched server is there"""
 log = logging.getLogger(__name__)
 
 
@@ -109,7 +109,7 @@ class Fleet:
             process.wait_healthy(self.config.timeout)
 
     def _restart_dead(self) -> list[tuple[str, int]] | None:
-        dead = [number for number, process in enumerate(self.processes) if process.code is not None]
+        dead = [number for number, process in enumerate(self.processes) if process.gone() is not None]
         if not dead:
             return None
         if self.restarts >= self.config.restart:
@@ -143,16 +143,24 @@ class Fleet:
     def _death(self, number: int, url: str, pid: int) -> Callable[[], Exception | None]:
         """Why a server is known to be dead: its owner asks the process, the other ranks look whether it is there."""
 
+        asked = 0.0
+        known: Exception | None = None
+
         def reason() -> Exception | None:
-            if number < len(self.processes):
-                return self.processes[number].died() if self.processes[number].code is not None else None
-            return UserError(f"the vLLM server at {url} has ended; see {self.folder}") if pid and not _lives(pid) else None
+            nonlocal asked, known
+            if known is None and time.monotonic() - asked > LOOK:  # many requests ask
+                asked = time.monotonic()
+                if number < len(self.processes):
+                    known = self.processes[number].gone()
+                elif pid and not _lives(pid):
+                    known = UserError(f"the vLLM server at {url} has ended; see {self.folder}")
+            return known
 
         return reason
 
-    def _raise_if_dead(self) -> None:
-        """After a call that failed: say so if a launched server has died. Its end is seen a moment after its connections break."""
-        deadline = time.monotonic() + (SEEN_DEAD if self.config.launch else 0.0)
+    def _raise_if_dead(self, patience: float) -> None:
+        """Say so if a launched server has died. Its end is seen a moment after its connections break."""
+        deadline = time.monotonic() + (patience if self.config.launch else 0.0)
         while True:
             for server in self.servers:
                 if (error := server.dead()) is not None:

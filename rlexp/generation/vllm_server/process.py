@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from rlexp.generation.vllm_server import warden
 POLL = 0.2
 TAIL_LINES = 25
 """Lines of a dead server's log that its error shows"""
+NOISE = re.compile(r'^nanobind: |^ - (leaked|\.\.\. skipped)|"(GET|POST) [^"]*" 200|resource_tracker|^See https://nanobind')
+"""Lines of a log that would stand between a reader and the reason: answered requests, and what libraries say when they are torn down"""
 LOOPBACK = "127.0.0.1"
 
 
@@ -57,7 +60,8 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path, grace: float = warden.GRACE) -> None:
         self.port, self.log, self.grace = port, log, grace
-        self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        self.connect_host = LOOPBACK if host == "0.0.0.0" else host
+        self.url = f"http://{self.connect_host}:{port}"
         check_port(host, port)
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -82,11 +86,24 @@ class ServerProcess:
         """The end of its log, for error messages."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             file.seek(self._log_start)
-            lines = file.read().rstrip().splitlines()
+            lines = [line for line in file.read().rstrip().splitlines() if not NOISE.search(line)]
         return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
 
+    def gone(self) -> ServerFailed | None:
+        """Why a server that was ready is none any more: it ended, or it listens no longer. One whose engine died waits for its open connections then;
+        it is ended here."""
+        if self.code is None:
+            try:
+                socket.create_connection((self.connect_host, self.port), timeout=5.0).close()
+                return None
+            except ConnectionRefusedError:
+                self.stop(now=True)
+            except OSError:  # busy, not gone
+                return None
+        return self.died()
+
     def died(self) -> ServerFailed:
-        """The error for a server that is gone."""
+        """The error for a server that has ended."""
         return ServerFailed(f"the vLLM server at {self.url} ended with code {self.code}; the end of {self.log}:\n{self.tail()}")
 
     def wait_healthy(self, timeout: float, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -108,11 +125,11 @@ class ServerProcess:
                 )
             time.sleep(POLL)
 
-    def stop(self) -> None:
-        """End the server and every process of its group. A second call does nothing."""
+    def stop(self, now: bool = False) -> None:
+        """End the server and every process of its group; now: without patience. A second call does nothing."""
         atexit.unregister(self.stop)
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGINT if now else signal.SIGTERM)
             try:
                 self._process.wait(self.grace + 10.0)
             except subprocess.TimeoutExpired:  # only if the warden itself hangs; its death takes the server along

@@ -20,10 +20,11 @@ EVERY = 0.2
 GRACE = 5.0
 """Seconds the group usually gets between SIGTERM and SIGKILL"""
 AFTER_DEATH = 1.0
-"""Seconds the rest of the group gets when the server itself died: nothing is left to save"""
+"""Seconds the group gets when the server died or hangs: nothing is left to save"""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-stopping = False
+stopping: int | None = None
+"""the signal that asked us to stop: SIGINT means at once"""
 
 
 def _die_with_parent() -> None:
@@ -70,16 +71,17 @@ def main(parent: int, grace: float, command: list[str]) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         global stopping
-        stopping = True
+        stopping = number
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     _adopt()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
-    while not stopping and os.getppid() == parent and server.poll() is None:
+    while stopping is None and os.getppid() == parent and server.poll() is None:
         time.sleep(EVERY)
     code = server.poll()
-    end_group(server.pid, grace if code is None else min(grace, AFTER_DEATH))
+    hurry = code is not None or stopping == signal.SIGINT
+    end_group(server.pid, min(grace, AFTER_DEATH) if hurry else grace)
     if code is None:
         code = server.returncode or 0
     return code if code >= 0 else 128 - code
