@@ -28,6 +28,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from result_tables import problems as table_problems
 from result_tables import render as render_table
+from results_sdpo import render as render_sdpo
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("metrics.jsonl", "summary.json", "config.yaml", "status.json")
@@ -160,6 +161,8 @@ def page(results: list[Result]) -> str:
         lines += section(result)
     for table in tables():
         lines += render_table(table)
+    if (curves := DOCS / "data" / "sdpo" / "curves.json").exists():
+        lines += render_sdpo(json.loads(curves.read_text(encoding="utf-8")))
     return "\n".join(lines).rstrip() + "\n"
 
 

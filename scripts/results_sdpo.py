@@ -28,7 +28,9 @@ GOAL = 0.8
 ABOUT = (
     "The reward is 1 or 0 and a step has only 16 rollouts (4 prompts x 4). The tiny model whose warm start has also seen the teacher's prompts starts right in "
     "two of five sums. SDPO (`experiment=sdpo_addition`: a right rollout of the group is shown to the teacher, reverse KL over the whole vocabulary, no policy "
-    "part) against GRPO on as many rollouts per step: the first step after which 80 % of 128 held-out sums are answered rightly."
+    "part) against GRPO on as many rollouts per step: the first step after which 80 % of 128 held-out sums are answered rightly. The two rates are of three "
+    "that were tried with one seed; 5e-4 is too large for both. With 128 rollouts a step (16 x 8) and one seed both "
+    "took 4 steps: where rewards are plenty, the teacher adds little."
 )
 
 
