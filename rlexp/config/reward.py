@@ -33,6 +33,7 @@ class ReasoningGymRewardConfig(RewardTermConfig):
 
     name: str = "reasoning_gym"
     pattern: Optional[str] = option(None, "Regular expression whose first group is given to the scorer; no match gives the whole text")
+    feedback: bool = option(False, "Log a column `feedback` for answers that do not score 1: what was answered and what is right (algorithm.feedback_column)")
 
 
 @dataclass

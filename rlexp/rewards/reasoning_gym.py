@@ -29,13 +29,24 @@ class ReasoningGymScore:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise UserError("reward=reasoning_gym needs the reasoning-gym package: pip install 'rlexp[gym]'")
         self._pattern = answer_pattern(config.pattern)
+        self._feedback = config.feedback
         self._process = ScorerProcess("rlexp.rewards.reasoning_gym:score_answer", SECONDS_PER_ANSWER)
 
     def __call__(
-        self, *, completions: list[Any], entry: list[dict[str, Any]], gym_dataset: list[dict[str, Any]], log_metric: Callable[[str, float], None]
+        self,
+        *,
+        completions: list[Any],
+        entry: list[dict[str, Any]],
+        gym_dataset: list[dict[str, Any]],
+        log_metric: Callable[[str, float], None],
+        log_extra: Callable[[str, list[Any]], None],
     ) -> list[float | None]:
-        rows = zip(completions, entry, gym_dataset, strict=True)
-        return [None if item is None else self._score(self._answer(text_of(completion)), item, dataset, log_metric) for completion, item, dataset in rows]
+        answers = [self._answer(text_of(completion)) for completion in completions]
+        rows = list(zip(answers, entry, gym_dataset, strict=True))
+        scores = [None if item is None else self._score(answer, item, dataset, log_metric) for answer, item, dataset in rows]
+        if self._feedback:
+            log_extra("feedback", [_feedback(answer, item, score) for (answer, item, _), score in zip(rows, scores, strict=True)])
+        return scores
 
     def _answer(self, text: str) -> str:
         found = self._pattern.search(text) if self._pattern is not None else None
@@ -51,6 +62,13 @@ class ReasoningGymScore:
             raise RuntimeError(f"reasoning-gym's scorer of {dataset} cannot be made: {error}") from error
         log_metric("reasoning_gym/unreadable_answers", float(not readable))
         return score
+
+
+def _feedback(answer: str, item: dict[str, Any] | None, score: float | None) -> str | None:
+    """What to say about an answer; None for a right one, and where there is nothing to compare with."""
+    if item is None or score is None or score >= 1.0:
+        return None
+    return f"Your answer was {answer!r}, which is wrong. The right answer is {item['answer']}."
 
 
 @functools.lru_cache(maxsize=64)

@@ -205,6 +205,14 @@ def test_reasoning_gym_scores(gym_process: ScorerProcess) -> None:
         score([Term("gym", gym_reward(gym_process))], rollouts(["a"], answer=["5"]))
 
 
+def test_reasoning_gym_logs_feedback(gym_process: ScorerProcess) -> None:
+    task = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1, min_value=10, max_value=20)[0]
+    dataset = {"name": "prime_factorization", "params": {"min_value": 10, "max_value": 20}}
+    made = rollouts([task["answer"], "hello", "x"], entry=[task, task, None], gym_dataset=[dataset] * 3)
+    score([Term("gym", gym_reward(gym_process, feedback=True))], made)
+    assert [rollout.extra["feedback"] for rollout in made] == [None, f"Your answer was 'hello', which is wrong. The right answer is {task['answer']}.", None]
+
+
 def test_reasoning_gym_scores_with_the_parameters_of_the_data(gym_process: ScorerProcess) -> None:
     """puzzle24 refuses numbers above its max_value."""
     item = {"answer": "", "metadata": {}, "question": ""}
