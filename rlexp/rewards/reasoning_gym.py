@@ -43,7 +43,7 @@ class ReasoningGymScore:
     ) -> list[float | None]:
         answers = [self._answer(text_of(completion)) for completion in completions]
         rows = list(zip(answers, entry, gym_dataset, strict=True))
-        scores = [None if item is None else self._score(answer, item, dataset, log_metric) for answer, item, dataset in rows]
+        scores: list[float | None] = [None if item is None else self._score(answer, item, dataset, log_metric) for answer, item, dataset in rows]
         if self._feedback:
             log_extra("feedback", [_feedback(answer, item, score) for (answer, item, _), score in zip(rows, scores, strict=True)])
         return scores
