@@ -124,9 +124,11 @@ class Player:
             for epoch, index, task in tasks
             for number in range(num_generations)
         ]
-        mine = block(starts, self.collectives.rank, self.collectives.world)
+        # ranks that share an engine play the same rollouts, wave for wave, and the first of them hands over the result
+        share = getattr(self.generator, "ranks_per_engine", 1)
+        mine = block(starts, self.collectives.rank // share, self.collectives.world // share)
         seconds = self._bring()
-        parts = on_every_rank(self.collectives, lambda: self._part(mine, state))
+        parts = on_every_rank(self.collectives, lambda: self._part(mine, state))[::share]
         if self.sync is not None:
             self.sync.rest()
         batch = merged(parts, {(epoch, index): task for epoch, index, task in tasks})

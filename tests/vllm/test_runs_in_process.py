@@ -63,10 +63,13 @@ def test_an_adapter_several_steps_a_batch_cut_sampling_and_a_stop(programs, tmp_
 
 
 @pytest.mark.rows("GRPO-198")
-def test_two_processes_with_an_engine_each(programs, tmp_path):
+def test_two_processes_with_an_engine_each_and_with_one_that_they_share(programs, tmp_path):
     """They sample what one process samples, and end together."""
     options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
     one = steps(train(programs, tmp_path / "one", *options))
-    two = steps(train(programs, tmp_path / "two", *options, "strategy=ddp", "cluster.processes_per_node=2"))
-    for mine, other in zip(one, two, strict=True):
-        assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    for share in (1, 2):
+        both = [f"generation.tensor_parallel_size={share}", "strategy=ddp", "cluster.processes_per_node=2"]
+        two = steps(train(programs, tmp_path / f"two_{share}", *options, *both))
+        for mine, other in zip(one, two, strict=True):
+            assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
+            assert mine["num_tokens"] == other["num_tokens"]

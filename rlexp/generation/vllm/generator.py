@@ -44,6 +44,7 @@ class VLLMGenerator(ModelGenerator):
         self.config = config
         self.dtype = engine_dtype(config.dtype, trainer.dtype)
         self.context = min([policy.context for policy in policies.values()] + [config.max_model_length or 2**62])
+        self.ranks_per_engine = config.tensor_parallel_size
         self.on_cpu = next(next(iter(policies.values())).module.parameters()).device.type == "cpu"
         if config.sleep_level and self.on_cpu and engines is None:
             level = f"generation.sleep_level={config.sleep_level}"
@@ -144,6 +145,8 @@ class VLLMGenerator(ModelGenerator):
             "disable_log_stats": True,
             "seed": 0,
         }
+        if trainer.world > 1:  # the engine joins the trainer's processes, and takes the device of its own
+            arguments |= {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": self.ranks_per_engine}
         if self.on_cpu:
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30}
         else:

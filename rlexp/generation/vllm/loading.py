@@ -56,7 +56,11 @@ def refresh_tied_head(model: Any) -> bool:
 @torch.no_grad()
 def fingerprints(model: Any) -> dict[str, Fingerprint]:
     """`fingerprint.of` each weight as the model computes with it, by its Hugging Face name; quantised and sharded ones are left out."""
+    from vllm.distributed import get_tensor_model_parallel_world_size
+
     found: dict[str, Fingerprint] = {}
+    if get_tensor_model_parallel_world_size() > 1:
+        return found
     fused = getattr(model, "packed_modules_mapping", None) or {}
     for name, layer in model.named_modules():
         weight = getattr(layer, "weight", None)

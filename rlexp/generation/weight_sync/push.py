@@ -120,8 +120,12 @@ class WeightSync:
         log.info("weight sync: the engine's log-probs differ from the trainer's by at most %.2g (allowed: %g)", found, allowed)
         if found <= allowed:
             return
-        worst = [] if self.adapter_only else probe.worst_tensors(self.tensors[policy], self.generator.weights.checksums(policy), self.generator.dtype)
-        named = f"tensors that differ: {', '.join(worst)}" if worst else "no tensor differs, so the engine computes with them in another way"
+        engine = {} if self.adapter_only else self.generator.weights.checksums(policy)
+        worst = probe.worst_tensors(self.tensors[policy], engine, self.generator.dtype)
+        if worst:
+            named = f"tensors that differ: {', '.join(worst)}"
+        else:
+            named = "no tensor differs, so the engine computes with them in another way" if engine else "the engine cannot tell which tensors differ"
         raise SyncError(
             f"after a weight sync the engine's log-probs of {policy} differ from the trainer's by {found:.3g}, and {allowed:g} is allowed "
             f"(generation.sync_tolerance); {named}. generation.verify_sync=never skips the comparison",
