@@ -121,7 +121,7 @@ def test_memory_without_room_is_told(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def target(*servers: FakeServer, folder: Path | None = None) -> ServerTarget:
+def target(*servers: FakeServer, folder: Path = Path()) -> ServerTarget:
     control = Control([server.url for server in servers], 5.0)
     return ServerTarget(control, SharedMemory(control, 256), torch.float32, folder=folder)
 
@@ -142,7 +142,7 @@ def test_the_order_of_a_sync_and_the_version_read_back(fake):
 
 def test_tensors_are_sent_in_the_dtype_of_the_engine(fake):
     control = Control([fake.url], 5.0)
-    ServerTarget(control, SharedMemory(control, 2**16), torch.bfloat16).receive("policy", iter(named()), 1)
+    ServerTarget(control, SharedMemory(control, 2**16), torch.bfloat16, folder=Path()).receive("policy", iter(named()), 1)
     assert set(fake.bodies(UPDATE)[0]["update_info"]["dtypes"]) == {"bfloat16"}
 
 
@@ -176,15 +176,19 @@ def test_an_update_that_a_dead_trainer_left_open_is_closed_first(fake):
 
 def test_an_adapter_travels_alone(fake, tmp_path):
     sync = target(fake, folder=tmp_path)
-    sync.receive_adapter("policy", Adapter({"r": 8, "target_modules": {"q_proj"}}, {"x.lora_A.weight": torch.ones(2, 3)}), 4)
-    assert fake.paths == ["pause?mode=keep", "v1/load_lora_adapter", "update_weight_version", RESET, "resume"]
+    adapter = Adapter({"r": 8, "target_modules": {"q_proj"}}, {"x.lora_A.weight": torch.ones(2, 3)})
+    sync.receive_adapter("policy", adapter, 4)
+    assert fake.paths == ["pause?mode=keep", "v1/unload_lora_adapter", "v1/load_lora_adapter", "update_weight_version", RESET, "resume"]
     sent = fake.bodies("v1/load_lora_adapter")[0]
-    assert sent["lora_name"] == "policy" and sent["load_inplace"] and not Path(sent["lora_path"]).exists()
-    assert sync.version() == 4 and 0 < sync.bytes_sent < 500
+    assert sent == {"lora_name": "policy-4", "lora_path": str(tmp_path / "policy-4")}
+    assert sync.version() == 4 and 0 < sync.bytes_sent < 500 and sync.adapter == "policy-4"
+    sync.receive_adapter("policy", adapter, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy-5"]
+    assert fake.bodies("v1/unload_lora_adapter")[-1] == {"lora_name": "policy-4"}
     fake.state.status["v1/load_lora_adapter"] = 404
     with pytest.raises(UserError, match="start it with --enable-lora"):
-        sync.receive_adapter("policy", Adapter({}, {"x": torch.ones(1)}), 5)
-    assert not fake.state.paused
+        sync.receive_adapter("policy", adapter, 6)
+    assert not fake.state.paused and sync.adapter == "policy-5"
 
 
 def test_nccl_tells_the_servers_what_comes_while_it_is_broadcast(fake):
@@ -230,7 +234,7 @@ def test_ipc_hands_over_pickled_handles(fake):
 def test_a_server_that_stops_answering_in_a_sync_is_told_within_the_deadline(fake):
     fake.state.silent = True
     control = Control([fake.url], 0.5)
-    sync = ServerTarget(control, SharedMemory(control, 256), torch.float32)
+    sync = ServerTarget(control, SharedMemory(control, 256), torch.float32, folder=Path())
     threading.Timer(3.0, setattr, (fake.state, "silent", False)).start()
     with pytest.raises(SyncError, match="does not answer pause"):
         sync.receive("policy", iter(named()), 1)

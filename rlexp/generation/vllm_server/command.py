@@ -19,8 +19,6 @@ MODULE = "vllm.entrypoints.openai.api_server"
 """The `vllm` program of the CPU distribution cannot find its own version; this module takes the same flags"""
 ENGINE = "rlexp"
 """Name of our weight transfer engine inside vLLM (rlexp.generation.weight_sync.engine_plugin)"""
-ADAPTER = "policy"
-"""Name under which an adapter that travels alone is served"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rlexp.generation.vllm.folder import write_model_folder
 from rlexp.generation.vllm.generator import engine_dtype
 from rlexp.generation.vllm_server import checks
 from rlexp.generation.vllm_server.client import Server
-from rlexp.generation.vllm_server.command import ADAPTER, Served, server_command, server_environment
+from rlexp.generation.vllm_server.command import Served, server_command, server_environment
 from rlexp.generation.vllm_server.control import Control
 from rlexp.generation.vllm_server.process import ServerProcess, free_port
 from rlexp.generation.vllm_server.target import ServerTarget
@@ -42,14 +42,14 @@ class Fleet:
         self.folder = Path(self._scratch.name) if self._scratch else (trainer.folder or Path()) / "servers"
         self.dtype = engine_dtype(config.dtype, trainer.dtype)
         self.context = min(config.max_model_length or policy.context, policy.context)
-        self.model = ADAPTER if config.sync_lora == "adapter" else ""
+        self.model = ""
+        """name of the model without an adapter"""
         self.processes: list[ServerProcess] = []
         self.restarts = 0
 
     def open(self) -> None:
         """Start or find the servers. Raises UserError on every rank."""
-        found, self.context, model = self._on_first(self._launch if self.config.launch else self._attach)
-        self.model = self.model or model
+        found, self.context, self.model = self._on_first(self._launch if self.config.launch else self._attach)
         self._use(found)
 
     def recover(self) -> bool:
@@ -137,7 +137,7 @@ class Fleet:
     def _use(self, found: list[tuple[str, int]]) -> None:
         self.servers = [Server(url, self._death(number, url, pid)) for number, (url, pid) in enumerate(found)]
         self.control = Control([url for url, _ in found], self.config.timeout, self._raise_if_dead)
-        shared = Path(self.config.transfer_folder) if self.config.transfer_folder else None
+        shared = Path(self.config.transfer_folder) if self.config.transfer_folder else self.folder
         self.target = ServerTarget(self.control, self._transfer(), self.dtype, has_base=self.config.sync_lora == "adapter", folder=shared)
 
     def _death(self, number: int, url: str, pid: int) -> Callable[[], Exception | None]:

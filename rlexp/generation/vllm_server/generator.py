@@ -14,6 +14,7 @@ from rlexp.generation.base import BadPrompt, Policy, sampling_from
 from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm_server.client import Client
 from rlexp.generation.vllm_server.fleet import Fleet
+from rlexp.generation.vllm_server.target import adapter_name
 from rlexp.generation.vllm_server.wire import bundle_key, completion_body, score_body, score_of, turns_of
 from rlexp.generation.weight_sync.base import Score, TrainerSide, WeightTarget
 from rlexp.records.request import Request
@@ -87,7 +88,7 @@ class VLLMServerGenerator:
     async def _call(self, bundle: Sequence[tuple[Request, asyncio.Future[Turn]]]) -> None:
         requests = [request for request, _ in bundle]
         eos_ids = self.policies[requests[0].policy].eos_ids
-        body = completion_body(requests, model=self.fleet.model, eos_ids=eos_ids, regex=self.config.structured_outputs_regex)
+        body = completion_body(requests, model=self._model, eos_ids=eos_ids, regex=self.config.structured_outputs_regex)
         version = self.version
         try:
             turns = turns_of(await self.client.complete(body), requests, eos_ids, version)
@@ -110,10 +111,17 @@ class VLLMServerGenerator:
             tokens = [int(token) for token in ids[place]]
             if len(tokens) >= self.context:
                 raise BadPrompt(f"a sequence of {len(tokens)} tokens cannot be scored: the server's context is {self.context}, and one token must be left")
-            answer = self.fleet.control.call(servers[place % len(servers)], "POST", "v1/completions", score_body(tokens, top_k, self.fleet.model))
+            answer = self.fleet.control.call(servers[place % len(servers)], "POST", "v1/completions", score_body(tokens, top_k, self._model))
             return score_of(answer, tokens, top_k)
 
         return self.fleet.control.map(ask, range(len(ids)))
+
+    @property
+    def _model(self) -> str:
+        """What a request names: the model, or the adapter that travels alone. Ranks that sent none know its version."""
+        if self.config.sync_lora != "adapter":
+            return self.fleet.model
+        return self.fleet.target.adapter or adapter_name(self.version)
 
     # life
 

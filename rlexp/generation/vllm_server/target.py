@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from rlexp.config.errors import UserError
-from rlexp.generation.vllm_server.command import ADAPTER
 from rlexp.generation.vllm_server.control import Control, Refused
 from rlexp.generation.weight_sync.base import PAUSED, RESUMED, Adapter, Named, SyncError
 from rlexp.generation.weight_sync.fingerprint import Fingerprint
-from rlexp.generation.weight_sync.shared_memory import RAM, Transfer
+from rlexp.generation.weight_sync.shared_memory import Transfer
 
 log = logging.getLogger(__name__)
+
+
+def adapter_name(version: int) -> str:
+    """Under which an adapter that travels alone is served."""
+    return f"policy-{version}"
 
 
 class ServerTarget:
@@ -25,10 +29,12 @@ class ServerTarget:
 
     shared = True
 
-    def __init__(self, control: Control, transfer: Transfer, dtype: torch.dtype, *, has_base: bool = False, folder: Path | None = None) -> None:
-        """folder: where adapters are handed over; None: in memory, for servers of this machine."""
+    def __init__(self, control: Control, transfer: Transfer, dtype: torch.dtype, *, folder: Path, has_base: bool = False) -> None:
+        """folder: where adapters are handed over, seen by the servers too."""
         self.control, self.transfer, self.dtype, self.has_base = control, transfer, dtype, has_base
-        self.folder = folder or (RAM if RAM.is_dir() else None)
+        self.folder = folder
+        self.adapter: str | None = None
+        """name of the one that is served"""
         self.bytes_sent = 0
         """of the last sync"""
 
@@ -48,30 +54,47 @@ class ServerTarget:
         self._reset_and_resume()
 
     def receive_adapter(self, policy: str, adapter: Adapter, version: int) -> None:
-        """Serve this adapter from now on, under the same name. Raises SyncError, UserError."""
+        """Serve this adapter from now on, under a name with its version. Raises SyncError, UserError.
+
+        A name that stays would have vLLM read the files again whenever it is used.
+        """
         from safetensors.torch import save_file
 
         from rlexp.generation.vllm.engine import write_adapter_settings
 
         self._paused()
+        name = adapter_name(version)
         try:
-            with tempfile.TemporaryDirectory(prefix="rlexp-adapter-", dir=self.folder) as folder:
-                file = Path(folder) / "adapter_model.safetensors"
-                save_file({name: tensor.to("cpu", self.dtype).contiguous() for name, tensor in adapter.tensors.items()}, file)
-                write_adapter_settings(adapter.settings, Path(folder) / "adapter_config.json")
-                self.bytes_sent = file.stat().st_size
-                self.control.everywhere("v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": folder, "load_inplace": True})
+            folder = self.folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / "adapter_model.safetensors"
+            save_file({key: tensor.to("cpu", self.dtype).contiguous() for key, tensor in adapter.tensors.items()}, file)
+            write_adapter_settings(adapter.settings, folder / "adapter_config.json")
+            self.bytes_sent = file.stat().st_size
+            self._forget_adapter(name)
+            self.control.everywhere("v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
             self.control.everywhere("update_weight_version", {"new_version": str(version)})
-        except Refused as error:
+        except Exception as error:
             resumed = self._resumed()
-            if error.status == 404:
+            if isinstance(error, Refused) and error.status == 404:
                 raise UserError(
                     "the server serves no adapters: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, or set generation.sync_lora=merged"
                 ) from error
             raise self._failed(error, resumed) from error
-        except Exception as error:
-            raise self._failed(error, self._resumed()) from error
+        old, self.adapter = self.adapter, name
+        if old not in (None, name):
+            self._forget_adapter(old)
+            shutil.rmtree(self.folder / old, ignore_errors=True)
         self._reset_and_resume()
+
+    def _forget_adapter(self, name: str) -> None:
+        """On every server that has one of this name."""
+
+        def forget(url: str) -> None:
+            with contextlib.suppress(Refused):
+                self.control.call(url, "POST", "v1/unload_lora_adapter", {"lora_name": name})
+
+        self.control.each(forget)
 
     def version(self) -> int:
         """The lowest version any server has; -1 before the first sync."""
