@@ -61,7 +61,7 @@ def started(
     if lora:
         loaded = with_lora(loaded, LoraConfig(r=4, alpha=8), seed=0)
     config = VLLMGenerationConfig(**options)
-    key = (tied, config.sync_lora, config.model_impl)
+    key = (tied, config.sync_lora, config.model_impl, config.structured_outputs_regex)  # a grammar ends at the EOS ids the engine started with
     running = {NAME: engines[key]} if key in engines else None
     generator = VLLMGenerator(config, policies={NAME: loaded}, trainer=TrainerSide(torch.float32), engines=running)
     engines[key] = generator.engines[NAME]

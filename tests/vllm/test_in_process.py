@@ -65,6 +65,14 @@ def test_keys_decide_what_is_sampled(ready: Setup) -> None:
     assert len({tuple(ids) for ids in one}) == len(one)
 
 
+def test_many_long_prompts_at_once(ready: Setup) -> None:
+    """More tokens than one step of the engine takes. vLLM 0.32 dies on a CPU when it reads a part of a prompt whose request has a seed."""
+    draws = np.random.default_rng(0)
+    turns = ready.generator.sample_wave(requests_of([draws.integers(0, 90, 250).tolist() for _ in range(40)], 3, each=2))
+    assert len(turns) == 80
+    np.testing.assert_allclose(turns[-1].logprobs, teacher_forced(ready.loaded.module, turns[-1], Sampling()), atol=1e-5)
+
+
 @pytest.mark.rows("GRPO-207")
 def test_a_prompt_goes_once_for_its_group(ready: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []

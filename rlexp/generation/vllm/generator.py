@@ -148,7 +148,7 @@ class VLLMGenerator(ModelGenerator):
         if trainer.world > 1:  # the engine joins the trainer's processes, and takes the device of its own
             arguments |= {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": self.ranks_per_engine}
         if self.on_cpu:
-            arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30}
+            arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30} | whole_prompts(self.context)
         else:
             arguments["gpu_memory_utilization"] = self.config.gpu_memory_utilization / len(self.policies)
         if self.config.model_impl != "vllm":
@@ -240,6 +240,12 @@ def engine_dtype(name: str, trainer: torch.dtype) -> torch.dtype:
             str(own).removeprefix("torch."),
         )
     return chosen
+
+
+def whole_prompts(context: int) -> dict[str, Any]:
+    """Engine arguments for a CPU: prompts are read whole. vLLM 0.32 winds a request's random generator back after a part of a prompt, which
+    CPU generators cannot do ("CPU Generator does not use offset")."""
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
 
 
 def same_prompts(requests: Sequence[Request]) -> list[list[int]]:
