@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,13 +67,17 @@ def padded(tensor: Tensor) -> int:
 
 
 def pack(bucket: Sequence[Named], memory: Any) -> dict[str, Any]:
-    """Copy a bucket's tensors into memory; returns the description that `engine_plugin.unpack` reads."""
+    """Copy a bucket's tensors into memory; returns the description that `engine_plugin.unpack` reads.
+
+    By NumPy, in one thread: torch would share each copy among threads, and wait for the one whose core an engine on this machine keeps busy.
+    """
+    place = np.frombuffer(memory, np.uint8)
     offsets, offset = [], 0
     for _, tensor in bucket:
         offsets.append(offset)
         if tensor.numel():
-            place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            place.view(tensor.shape).copy_(tensor)
+            data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            place[offset : offset + data.nbytes] = data
         offset += padded(tensor)
     return {
         "names": [name for name, _ in bucket],
