@@ -34,6 +34,8 @@ class Served:
     """of the largest adapter, one of the sizes vLLM knows; 0: it serves no adapter"""
     has_weights: bool = True
     """whether the folder holds weights; without, the first sync brings them"""
+    on_cpu: bool = False
+    """whether the server will run on a CPU"""
 
 
 def backend_of(transfer: str) -> str:
@@ -67,6 +69,8 @@ def server_flags(config: VLLMServerGenerationConfig, served: Served, transfer: s
         "tensor-parallel-size": config.tensor_parallel_size,
         "gpu-memory-utilization": config.gpu_memory_utilization,
     }
+    if served.on_cpu:  # eager: compiling takes longer than it saves; whole prompts: see rlexp.generation.vllm.generator.whole_prompts
+        flags |= {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": max(served.context or 0, 4096)}
     if not served.has_weights:
         flags["load-format"] = "dummy"
     if served.lora_rank:

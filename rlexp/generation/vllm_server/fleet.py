@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from rlexp.config.errors import PeerError, UserError
 from rlexp.config.vllm import lora_rank
 from rlexp.config.vllm_server import LOOPBACK, VLLMServerGenerationConfig, urls
@@ -97,7 +99,8 @@ class Fleet:
 
     def _start(self, number: int, port: int) -> ServerProcess:
         slots = self._adapter_rank
-        served = Served(str(self.folder / "model"), str(self.dtype).removeprefix("torch."), self.context, slots, has_weights=slots > 0)
+        dtype, on_cpu = str(self.dtype).removeprefix("torch."), not torch.cuda.is_available()
+        served = Served(str(self.folder / "model"), dtype, self.context, slots, has_weights=slots > 0, on_cpu=on_cpu)
         transfer = self._transfer_name
         command = server_command(self.config, served, transfer, host=self.config.host, port=port, more=self.more)
         environment = server_environment(self.config, transfer, number)
