@@ -26,7 +26,6 @@ from rlexp.generation.vllm_server.process import ServerProcess, free_port
 from rlexp.generation.vllm_server.target import ServerTarget
 from rlexp.generation.weight_sync.base import TrainerSide
 from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Transfer
-from rlexp.models.adapters import POLICY
 
 T = TypeVar("T")
 LOOK = 0.5
@@ -176,7 +175,7 @@ class Fleet:
     def _adapter_rank(self) -> int:
         """Size of the adapter that travels alone, rounded to what vLLM knows; 0: none does."""
         module: Any = self.policy.module
-        return lora_rank(int(module.peft_config[POLICY].r)) if self.config.sync_lora == "adapter" else 0
+        return lora_rank(int(module.peft_config["default"].r)) if self.config.sync_lora == "adapter" else 0
 
     @property
     def _transfer_name(self) -> str:
