@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from rlexp.config.errors import UserError
 from rlexp.generation.inference import causal_model
 from rlexp.generation.weight_sync.base import Adapter, Named
-from rlexp.models.adapters import POLICY, adapter_weights
 
+POLICY = "default"
+"""peft's name of the adapter that is trained, as rlexp.models.adapters has it"""
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 """the decoder layer a weight belongs to"""
 
@@ -63,7 +64,8 @@ class PolicyTensors:
     def adapter(self) -> Adapter:
         """The trained adapter alone."""
         settings = self.module.peft_config[POLICY].to_dict()
-        return Adapter(settings, {name: weight.detach() for name, weight in adapter_weights(self.module).items()})
+        named = self.module.named_parameters()
+        return Adapter(settings, {name.replace(f".{POLICY}.", "."): weight.detach() for name, weight in named if "lora_" in name and f".{POLICY}." in name})
 
     def _base(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own weights by their names without peft; a tied head does not appear."""
