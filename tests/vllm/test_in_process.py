@@ -174,6 +174,46 @@ def test_sampling_settings_of_the_model_folder_do_not_count(engine: Make) -> Non
     assert {turn.finish for turn in turns if turn.ids[0] in (0, 5)} <= {EOS}
 
 
+@pytest.mark.cases("S12")
+@pytest.mark.rows("GRPO-060", "ASYNC-232")
+def test_nucleus_sampling_has_no_biased_ratio(engine: Make) -> None:
+    """A model whose next token has probabilities .5, .3, .15, .05 whatever the prompt. top_p is a little below .8, where vLLM leaves the tie to rounding."""
+    setup = engine(eos_ids=())
+    with torch.no_grad():
+        for name, parameter in setup.loaded.module.named_parameters():
+            parameter.fill_(1.0 if "norm" in name or "embed" in name else 0.0)
+        head = setup.loaded.module.lm_head.weight
+        head[:] = -60.0 / head.shape[1]
+        for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
+            head[token] = np.log(probability) / head.shape[1]
+    setup.push(0)
+    sampling = Sampling(top_p=0.799, top_k=4)
+    turns = setup.generator.sample_wave(requests_of(PROMPTS[:1], 6, sampling, each=4))
+    expected = {0: -0.470004, 1: -0.980829}
+    assert {int(token) for turn in turns for token in turn.ids} == {0, 1}
+    for turn in turns:
+        assert all(turn.candidates.of(place).tolist() == [0, 1] for place in range(6))
+        np.testing.assert_allclose(turn.logprobs, [expected[int(token)] for token in turn.ids], atol=2e-5)
+        np.testing.assert_allclose(turn.logprobs, teacher_forced(setup.loaded.module, turn, Sampling()), atol=2e-5)  # the trainer over the same candidates
+
+
+@pytest.mark.cases("S21")
+def test_the_engine_adds_no_token_to_a_prompt(ready: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    engine = ready.generator.engines[NAME]
+    run = engine.run
+
+    def watched(requests, lora=None):
+        for place, output in run(requests, lora):
+            seen.append((requests[place][0], list(output.prompt_token_ids)))
+            yield place, output
+
+    monkeypatch.setattr(engine, "run", watched)
+    turns = ready.generator.sample_wave(requests_of([[1, 9, 9], [1, 7]], 2))
+    assert [turn.prompt_ids.tolist() for turn in turns] == [[1, 9, 9], [1, 7]]
+    assert len(seen) == 2 and all(sent == read for sent, read in seen)
+
+
 @pytest.mark.cases("S46")
 @pytest.mark.rows("GRPO-194")
 def test_a_prompt_longer_than_the_context(ready: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
