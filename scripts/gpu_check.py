@@ -249,11 +249,13 @@ def table(lines: list[Line]) -> str:
 
 
 def weights_reach_servers() -> bool:
-    """Weights to a vLLM server by ipc, nccl (with a second GPU) and shared memory, as scripts/transfer_check.py sends them; skipped without vLLM."""
+    """Weights to a vLLM server by ipc, nccl (with a second GPU) and shared memory (scripts/transfer_check.py), an engine that sleeps
+    (scripts/sleep_check.py); skipped without vLLM."""
     if importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed (pip install 'rlexp[vllm]'): ipc and nccl are not checked")
+        print("vLLM is not installed (pip install 'rlexp[vllm]'): ipc, nccl and sleep are not checked")
         return True
-    return subprocess.run([sys.executable, str(Path(__file__).with_name("transfer_check.py"))]).returncode == 0
+    checks = ("transfer_check.py", "sleep_check.py")
+    return all([subprocess.run([sys.executable, str(Path(__file__).with_name(name))]).returncode == 0 for name in checks])
 
 
 def main() -> None:
