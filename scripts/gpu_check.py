@@ -254,8 +254,8 @@ def weights_reach_servers() -> bool:
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed (pip install 'rlexp[vllm]'): ipc, nccl and sleep are not checked")
         return True
-    checks = ("transfer_check.py", "sleep_check.py")
-    return all([subprocess.run([sys.executable, str(Path(__file__).with_name(name))]).returncode == 0 for name in checks])
+    codes = [subprocess.run([sys.executable, str(Path(__file__).with_name(name))]).returncode for name in ("transfer_check.py", "sleep_check.py")]
+    return not any(codes)
 
 
 def main() -> None:

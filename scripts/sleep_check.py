@@ -39,15 +39,15 @@ def check(level: int) -> bool:
     sync = WeightSync(config, generator, {"policy": loaded})
     gaps, free = [], []
     for version in range(3):
+        with torch.no_grad():
+            for parameter in loaded.module.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.01)
         sync.announce(version)
         sync.bring()
         gaps.append(sync.difference("policy"))
         awake = torch.cuda.mem_get_info()[0]
         sync.rest()
         free.append((torch.cuda.mem_get_info()[0] - awake) / 2**30)
-        with torch.no_grad():
-            for parameter in loaded.module.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.01)
     sync.bring()
     again = sync.difference("policy")
     generator.close()
