@@ -52,9 +52,8 @@ def check(level: int) -> bool:
     again = sync.difference("policy")
     generator.close()
     right = max(*gaps, again) < TOLERANCE and min(free) > 0.1
-    print(
-        f"sleep level {level}: differences {[f'{gap:.2g}' for gap in [*gaps, again]]}, GiB given back {[f'{size:.1f}' for size in free]}: {'ok' if right else 'WRONG'}"
-    )
+    seen, given = ", ".join(f"{gap:.2g}" for gap in [*gaps, again]), ", ".join(f"{size:.1f}" for size in free)
+    print(f"sleep level {level}: differences {seen}; GiB given back: {given}; {'ok' if right else 'WRONG'}")
     return right
 
 

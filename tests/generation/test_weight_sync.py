@@ -16,6 +16,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
 from rlexp.config.vllm import VLLMGenerationConfig
 from rlexp.generation.vllm.generator import VLLMGenerator, engine_dtype
+from rlexp.generation.vllm.memory import Need, need_of
 from rlexp.generation.weight_sync import fingerprint, probe
 from rlexp.generation.weight_sync.base import Score, SyncError, TrainerSide
 from rlexp.generation.weight_sync.push import WeightSync
@@ -208,6 +209,19 @@ def test_fingerprints_tell_tensors_apart() -> None:
     columns = weight[:, [1, 0, 2, 3, 4]]
     assert fingerprint.distance(mine, fingerprint.of(columns)) > 1e-2 and fingerprint.distance(mine, fingerprint.of(moved)) > 1e-4
     assert fingerprint.distance(mine, fingerprint.of(swapped)) < 1e-6  # the order of rows is not told apart: an engine may pad or cut them
+
+
+@pytest.mark.rows("GRPO-199", "GRPO-197")
+def test_the_memory_an_engine_needs() -> None:
+    """Qwen3-0.6B in bfloat16 by hand: 0.6e9 parameters of 2 bytes; 28 layers x 8 heads x 128 x 2 (keys, values) x 2 bytes = 114,688 bytes a token."""
+    need = Need(weights=1_200_000_000, cache_token=2 * 28 * 8 * 128 * 2)
+    assert need.cache_token == 114_688
+    assert need.share(context=1024, total=80 * 10**9) == pytest.approx((1.2e9 + 64 * 1024 * 114_688) / 80e9 + 0.05)
+    assert need.share(context=10**6, total=10**9) == 0.95
+    loaded = tiny_model(dtype=torch.float32, hidden=32, layers=2, heads=2)
+    found = need_of(loaded.module, torch.bfloat16)
+    assert found.weights == 2 * sum(parameter.numel() for parameter in loaded.module.parameters()) and found.cache_token == 2 * 2 * 1 * 16 * 2
+    assert VLLMGenerationConfig().gpu_memory_utilization == 0.3
 
 
 @pytest.mark.rows("ASYNC-222")

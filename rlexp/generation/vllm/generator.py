@@ -23,6 +23,7 @@ from rlexp.generation.batches import ModelGenerator
 from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm.engine import Engine
 from rlexp.generation.vllm.folder import write_model_folder
+from rlexp.generation.vllm.memory import ROWS, need_of
 from rlexp.generation.weight_sync.base import PAUSED, Adapter, Named, Score, SyncError, TrainerSide
 from rlexp.generation.weight_sync.fingerprint import Fingerprint
 from rlexp.records.request import Request
@@ -126,6 +127,12 @@ class VLLMGenerator(ModelGenerator):
             engine.close()
         self.engines.clear()
 
+    def _advise(self, policy: Policy) -> None:
+        """Say how much of the GPU the engine could use (row GRPO-199)."""
+        device = next(policy.module.parameters()).device
+        share = need_of(policy.module, self.dtype).share(self.context, torch.cuda.get_device_properties(device).total_memory)
+        log.info("vLLM: generation.gpu_memory_utilization=%.2f would hold the weights and %d rows of %d tokens", share, ROWS, self.context)
+
     def _start(self, name: str, policy: Policy, trainer: TrainerSide) -> Engine:
         folder = Path(self._folder.name) / name
         adapter = self.config.sync_lora == "adapter"
@@ -151,6 +158,7 @@ class VLLMGenerator(ModelGenerator):
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30} | whole_prompts(self.context)
         else:
             arguments["gpu_memory_utilization"] = self.config.gpu_memory_utilization / len(self.policies)
+            self._advise(policy)
         if self.config.model_impl != "vllm":
             arguments["enforce_eager"] = True  # its compiled form would take over the class of the trainer's own model
         if adapter:
