@@ -66,6 +66,22 @@ def test_true_and_false_of_self_success(given: str, meaning: str) -> None:
     assert composed("experiment=none", "algorithm=sdpo", f"algorithm.dont_reprompt_on_self_success={given}").algorithm.dont_reprompt_on_self_success == meaning
 
 
+@pytest.mark.rows("SDPO-116", "SDPO-117")
+def test_usage_of_the_source_is_valid() -> None:
+    """Feedback with the top 100 tokens; a teacher in the generation server."""
+    base = ("experiment=none", "model=hub", "model.path=Qwen/Qwen2.5-1.5B-Instruct", "data=files", "data.path=x.jsonl", "algorithm=sdpo")
+    topk = ("algorithm.distillation_mode=topk_logits", "algorithm.distillation_topk=100", "algorithm.include_environment_feedback=true")
+    assert composed(*base, *topk).algorithm.feedback_column == "privileged_context"
+    served = composed(*base, "generation=vllm_server", "generation.base_url=http://127.0.0.1:8000", "algorithm.teacher_model_kind=live")
+    served.algorithm.use_teacher_server = True
+    assert not [text for text in problems(served) if "use_teacher_server" in text]
+
+
+def test_the_experiments() -> None:
+    for name in ("sdpo_addition", "sdpo_smollm2"):
+        assert composed(f"experiment={name}").algorithm.name == "sdpo"
+
+
 def found(**options: Any) -> list[str]:
     return problems(default_with(algorithm=SDPOConfig(**options)))
 
