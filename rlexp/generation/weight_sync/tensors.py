@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlexp.config.errors import UserError
 from rlexp.generation.inference import causal_model
@@ -20,7 +22,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class PolicyTensors:
-    """The tensors of one policy, read live. Nothing is copied before it is asked for, and then one tensor at a time.
+    """The tensors of one policy, read live. Nothing is copied before it is asked for, and then one decoder layer at a time.
 
     module: a transformers causal LM, or a peft model around one.
     """
@@ -40,13 +42,12 @@ class PolicyTensors:
 
         A merged weight is W + scale * B A, computed in float32 and rounded once to the dtype of W; W itself is not touched.
         """
-        for name, parameter in self._base():
-            if everything or name in self.changing:
-                yield name, self._merged(name, parameter.detach())
+        chosen = ((name, parameter.detach()) for name, parameter in self._base() if everything or name in self.changing)
+        return self._converted((name, self._merged(name, weight)) for name, weight in chosen)
 
     def base(self) -> Iterator[Named]:
         """Names and weights of the model without its adapter."""
-        return ((name, parameter.detach()) for name, parameter in self._base())
+        return self._converted((name, parameter.detach()) for name, parameter in self._base())
 
     def tensor(self, name: str) -> Tensor:
         """One of them."""
@@ -66,6 +67,11 @@ class PolicyTensors:
         settings = self.module.peft_config[POLICY].to_dict()
         named = self.module.named_parameters()
         return Adapter(settings, {name.replace(f".{POLICY}.", "."): weight.detach() for name, weight in named if "lora_" in name and f".{POLICY}." in name})
+
+    def _converted(self, tensors: Iterator[Named]) -> Iterator[Named]:
+        """Under the names and in the shapes of checkpoints, where transformers holds them otherwise (experts in one tensor); a layer at a time."""
+        for _, layer in itertools.groupby(tensors, key=lambda item: _part(item[0])):
+            yield from revert_weight_conversion(self.causal, dict(layer)).items()
 
     def _base(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own weights by their names without peft; a tied head does not appear."""
