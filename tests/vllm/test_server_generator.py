@@ -322,6 +322,12 @@ def test_a_server_that_does_not_start_leaves_none_of_its_kind(stub, made, tmp_pa
         generator(made, launch=True, servers=2, engine_kwargs={"fail": "out of memory"}, trainer=TrainerSide(torch.float32, folder=tmp_path))
 
 
+@pytest.mark.rows("GRPO-198")
+def test_a_tensor_parallel_size_that_does_not_divide_the_heads(made, tmp_path):
+    with pytest.raises(UserError, match=r"generation\.tensor_parallel_size=3 does not divide the 2 attention heads of the model: choose a divisor of 2"):
+        generator(made, launch=True, tensor_parallel_size=3, trainer=TrainerSide(torch.float32, folder=tmp_path))
+
+
 def test_another_address_needs_expose_and_is_warned_of(stub, made, tmp_path, caplog):
     generator(made, launch=True, host="0.0.0.0", expose=True, trainer=TrainerSide(torch.float32, folder=tmp_path))
     assert "whoever reaches port" in caplog.text

@@ -74,6 +74,21 @@ def test_one_that_ends_at_its_start_is_an_error_with_the_end_of_its_log(tmp_path
         server.wait_healthy(20)
 
 
+def test_the_reason_comes_first_and_noise_is_left_out(tmp_path):
+    lines = [
+        "ValidationError: 1 validation error",
+        "  Value error, heads (2) must be divisible by 3. [type=value_error, input=x]",
+        "nanobind: leaked 4 instances!",
+        " - leaked x",
+    ]
+    server = launch(tmp_path, "--fail", "\n".join(lines))
+    with pytest.raises(ServerFailed) as error:
+        server.wait_healthy(20)
+    first, *rest = str(error.value).splitlines()
+    assert "ended with code 3: Value error, heads (2) must be divisible by 3.; the end of" in first
+    assert "nanobind" not in str(error.value) and "leaked" not in str(error.value) and len(rest) == 2
+
+
 def test_one_that_is_not_ready_in_time_is_stopped(tmp_path):
     server = launch(tmp_path, "--start-seconds", "60")
     with pytest.raises(ServerFailed, match=r"not ready after generation\.timeout=0\.5 seconds"):

@@ -83,6 +83,9 @@ class Fleet:
                 self.config.port or "(a free one)",
                 self.config.host,
             )
+        heads, parallel = int(causal_model(self.policy.module).config.num_attention_heads), self.config.tensor_parallel_size
+        if heads % parallel:
+            raise UserError(f"generation.tensor_parallel_size={parallel} does not divide the {heads} attention heads of the model: choose a divisor of {heads}")
         write_model_folder(self.policy, self.folder / "model", weights=self._adapter_rank > 0)
         ports = [free_port() if self.config.port is None else self.config.port + number for number in range(self.config.servers)]
         try:

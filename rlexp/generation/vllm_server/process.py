@@ -23,6 +23,9 @@ TAIL_LINES = 25
 """Lines of a dead server's log that its error shows"""
 NOISE = re.compile(r'^nanobind: |^ - (leaked|\.\.\. skipped)|"(GET|POST) [^"]*" 200|resource_tracker|^See https://nanobind')
 """Lines of a log that would stand between a reader and the reason: answered requests, and what libraries say when they are torn down"""
+REASON = re.compile(r"\b(\w*Error|\w*Exception|error|Value error)\b[:,] ")
+MOST = 300
+"""Characters of the reason"""
 LOOPBACK = "127.0.0.1"
 
 
@@ -84,10 +87,17 @@ class ServerProcess:
 
     def tail(self) -> str:
         """The end of its log, for error messages."""
+        return "\n".join(f"  | {line}" for line in self._lines()[-TAIL_LINES:])
+
+    def _lines(self) -> list[str]:
         with open(self.log, encoding="utf-8", errors="replace") as file:
             file.seek(self._log_start)
-            lines = [line for line in file.read().rstrip().splitlines() if not NOISE.search(line)]
-        return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+            return [line for line in file.read().rstrip().splitlines() if not NOISE.search(line)]
+
+    def _reason(self) -> str:
+        """The last line of the log that names an error, without what pydantic adds; empty when none does."""
+        named = [line for line in self._lines() if REASON.search(line)]
+        return " ".join(named[-1].partition("[type=")[0].split())[:MOST] if named else ""
 
     def gone(self) -> ServerFailed | None:
         """Why a server that was ready is none any more: it ended, or it listens no longer. One whose engine died waits for its open connections then;
@@ -104,7 +114,8 @@ class ServerProcess:
 
     def died(self) -> ServerFailed:
         """The error for a server that has ended."""
-        return ServerFailed(f"the vLLM server at {self.url} ended with code {self.code}; the end of {self.log}:\n{self.tail()}")
+        reason = self._reason()
+        return ServerFailed(f"the vLLM server at {self.url} ended with code {self.code}{reason and ': ' + reason}; the end of {self.log}:\n{self.tail()}")
 
     def wait_healthy(self, timeout: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """Return when it answers. Raises ServerFailed when it ends, or is not ready in time (it is stopped then). stopped: whether to give up waiting."""
