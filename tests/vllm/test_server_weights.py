@@ -12,7 +12,7 @@ import torch
 from server_fake import FakeServer
 
 from rlexp.config.errors import UserError
-from rlexp.generation.vllm_server.control import Control
+from rlexp.generation.vllm_server.control import Control, Refused
 from rlexp.generation.vllm_server.target import ServerTarget
 from rlexp.generation.weight_sync.base import PAUSED, RESUMED, Adapter, SyncError
 from rlexp.generation.weight_sync.engine_plugin import Bucket, Mapped, unpack
@@ -80,9 +80,13 @@ class Reads:
     def everywhere(self, path, body) -> None:
         self.calls.append(path)
         if path == INIT:
-            self.mapped = Mapped(**body["init_info"])
-            self.paths.append(self.mapped.path)
-            self.mapped.open()
+            asked = Mapped(**body["init_info"])
+            if asked.path != self.mapped.path:
+                if not Path(asked.path).exists():
+                    raise Refused("no such file", 500)
+                self.mapped = asked
+                self.paths.append(self.mapped.path)
+                self.mapped.open()
             return
         bucket = Bucket(**body["update_info"])
         if bucket.path is not None:
@@ -102,8 +106,19 @@ def test_all_tensors_arrive_and_no_file_is_left(tmp_path, kind):
         assert sent == sum(padded(tensor) for _, tensor in named())
     transfer.close()
     assert list(tmp_path.iterdir()) == [] and all(not Path(path).exists() for path in reads.paths)
-    if kind == "shared_memory":  # opened for the first bucket, and once more for the tensor larger than it
-        assert reads.calls.count(INIT) == 2
+    if kind == "shared_memory":  # opened for the first bucket, and once more for the tensor larger than it; the second sync asks whether it is still there
+        assert reads.calls.count(INIT) == 3 and len(reads.paths) == 2
+
+
+def test_two_trainers_of_one_server_do_not_read_each_others_memory(tmp_path):
+    """Each sync asks for its own memory; where another trainer's is mapped, a new one is opened."""
+    reads = Reads()
+    first, second = SharedMemory(reads, 2048, tmp_path), SharedMemory(reads, 2048, tmp_path)
+    for number, transfer in enumerate((first, second, first, first)):
+        reads.found = []
+        transfer.send((name, tensor + number) for name, tensor in named())
+        assert equal(reads.found, [(name, tensor + number) for name, tensor in named()])
+    assert len(reads.paths) == 3 and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

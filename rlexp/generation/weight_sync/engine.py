@@ -23,9 +23,10 @@ class BucketEngine(WeightTransferEngine):
         self.mapped = Mapped()
 
     def init_transfer_engine(self, init_info: Mapped) -> None:
-        """Map the trainer's file; again when it needs a larger one, or when another trainer comes."""
-        init_info.open()
-        self.mapped = init_info
+        """Map the trainer's file; another one when it needs a larger one, or when another trainer comes. The one that is mapped stays."""
+        if init_info.path != self.mapped.path:
+            init_info.open()
+            self.mapped = init_info
 
     def start_weight_update(self) -> None:
         """Prepare vLLM's layerwise reloading: a layer is processed as soon as all of its weights are there."""

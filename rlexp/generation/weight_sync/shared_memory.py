@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlexp.config.errors import UserError
+from rlexp.generation.vllm_server.control import Refused
 from rlexp.generation.weight_sync.base import Named
 
 ALIGNMENT = 64
@@ -98,10 +99,11 @@ class SharedMemory:
         self.control, self.limit = control, limit
         self.folder = folder or (RAM if RAM.is_dir() else Path(tempfile.gettempdir()))
         self._memory: mmap.mmap | None = None
-        self._size = 0
+        self._size, self._path = 0, ""
 
     def send(self, tensors: Iterator[Named]) -> int:
         """Send them all, one bucket after the other."""
+        self._make_sure()
         sent = 0
         for bucket in buckets(tensors, self.limit):
             need = sum(padded(tensor) for _, tensor in bucket)
@@ -119,6 +121,15 @@ class SharedMemory:
         """Free the memory, once no tensor looks at it any more."""
         self.forget()
 
+    def _make_sure(self) -> None:
+        """Forget the memory if a server reads that of another trainer by now, or is a new one: by its name it cannot be opened again."""
+        if self._memory is None:
+            return
+        try:
+            self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": self._path, "size": self._size}})
+        except Refused:
+            self.forget()
+
     def _open(self, size: int) -> None:
         try:
             handle, path = tempfile.mkstemp(prefix="rlexp-weights-", dir=self.folder)
@@ -132,7 +143,7 @@ class SharedMemory:
                     f"{self.folder} has no room for {size / 2**20:.0f} MiB of weights ({error.strerror}): lower generation.bucket_mib, make it larger, "
                     "or set generation.weight_transfer=folder"
                 ) from error
-            self._memory, self._size = mmap.mmap(handle, size), size
+            self._memory, self._size, self._path = mmap.mmap(handle, size), size, path
             self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": path, "size": size}})
         finally:
             os.close(handle)
