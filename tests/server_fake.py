@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -218,10 +219,14 @@ if __name__ == "__main__":
     parser.add_argument("--die-at", help="kill itself at a call of this path")
     parser.add_argument("--die-after", type=int, default=1)
     parser.add_argument("--died", type=Path, help="a file that is made then; where it is already there, this server lives")
+    parser.add_argument("--shared-memory", action="store_true", help="hold a block of it, as vLLM's processes do")
     parser.add_argument("--child", action="store_true", help="start a child that ignores SIGTERM, as an engine process may")
     options, _ = parser.parse_known_args()
     if options.fail:
         raise SystemExit(print(options.fail, flush=True) or 3)
+    if options.shared_memory:
+        block = shared_memory.SharedMemory(create=True, size=4096)
+        print(f"block /dev/shm/{block.name}", flush=True)
     if options.child and os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(f"child {os.getpid()}", flush=True)

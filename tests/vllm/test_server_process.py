@@ -59,6 +59,17 @@ def test_starts_answers_and_stops_with_all_its_processes(tmp_path):
     server.stop()
 
 
+def test_shared_memory_of_a_server_that_was_killed_goes_too(tmp_path):
+    server = launch(tmp_path, "--shared-memory", "--child")
+    server.wait_healthy(20)
+    (child,) = group_of(tmp_path / "server_0.log")
+    (block,) = [Path(line.split()[1]) for line in (tmp_path / "server_0.log").read_text().splitlines() if line.startswith("block")]
+    assert block.exists()
+    os.killpg(os.getpgid(child), signal.SIGSTOP)  # nothing of it can clean up any more
+    server.stop()
+    assert not block.exists() and ends(child)
+
+
 def test_listens_on_loopback_only(tmp_path):
     server = launch(tmp_path)
     server.wait_healthy(20)

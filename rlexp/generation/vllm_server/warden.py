@@ -17,6 +17,8 @@ from types import FrameType
 
 EVERY = 0.2
 """Seconds between two looks at the parent"""
+LOOK = 10.0
+"""Seconds between two looks at what the group holds in shared memory"""
 GRACE = 5.0
 """Seconds the group usually gets between SIGTERM and SIGKILL"""
 AFTER_DEATH = 1.0
@@ -55,8 +57,21 @@ def _reap() -> None:
             pass
 
 
-def end_group(group: int, grace: float) -> None:
-    """SIGTERM, `grace` seconds of patience, SIGKILL, until the group is empty."""
+def shared_memory_of(group: int) -> set[str]:
+    """Shared memory of Python's multiprocessing that processes of the group hold (Linux). One that is killed leaves its files behind."""
+    found = set()
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ProcessLookupError):
+                if os.getpgid(int(entry)) == group:
+                    with open(f"/proc/{entry}/maps") as file:
+                        found |= {line.split()[-1] for line in file if "/dev/shm/psm_" in line and not line.endswith("(deleted)\n")}
+    return found
+
+
+def end_group(group: int, grace: float, memory: set[str]) -> None:
+    """SIGTERM, `grace` seconds of patience, SIGKILL, until the group is empty; then the shared memory it left goes too."""
+    memory |= shared_memory_of(group)
     _signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + grace
     while _signal_group(group, 0):
@@ -64,6 +79,9 @@ def end_group(group: int, grace: float) -> None:
         if time.monotonic() > deadline:
             _signal_group(group, signal.SIGKILL)
         time.sleep(EVERY / 4)
+    for path in memory:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def main(parent: int, grace: float, command: list[str]) -> int:
@@ -77,11 +95,15 @@ def main(parent: int, grace: float, command: list[str]) -> int:
         signal.signal(number, stop)
     _adopt()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
+    memory: set[str] = set()
+    looked = time.monotonic()
     while stopping is None and os.getppid() == parent and server.poll() is None:
         time.sleep(EVERY)
+        if time.monotonic() - looked > LOOK:
+            memory, looked = memory | shared_memory_of(server.pid), time.monotonic()
     code = server.poll()
     hurry = code is not None or stopping == signal.SIGINT
-    end_group(server.pid, min(grace, AFTER_DEATH) if hurry else grace)
+    end_group(server.pid, min(grace, AFTER_DEATH) if hurry else grace, memory)
     if code is None:
         code = server.returncode or 0
     return code if code >= 0 else 128 - code
