@@ -41,6 +41,8 @@ ENOUGH = 5
 NUMERICAL = {"test_loss_gradients.py"}
 """tests that judge no mutant: finite differences take seconds, and the literal reading has the same gradients"""
 NO_GRAD = ("stop-gradient", "torch.no_grad() -> lambda function: function")
+_INSIDE = "the forward of an autograd function records no gradient"
+_CLAMP = "(logp_L.detach() - old_logp_L).clamp(-RATIO_LIMIT, "
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("clipped", "clip_stats", *NO_GRAD): "plain numbers leave it",
     ("correction", "correction_stats", *NO_GRAD): "plain numbers leave it",
@@ -49,6 +51,13 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("objective", "PolicyObjective._bonus_stats", *NO_GRAD): "plain numbers leave it",
     ("objective", "PolicyObjective.router_part", "stop-gradient", "part.detach() -> part"): "float() takes the number alone; without detach torch warns",
     ("off_policy", "near_policy", *NO_GRAD): "what leaves it are the results of comparisons, which have no gradient",
+    ("distillation", "_Divergence.forward", "stop-gradient", "log_p.exp() -> log_p.exp().detach()"): _INSIDE,
+    ("distillation", "_slope_and_value", "stop-gradient", "log_p.exp() -> log_p.exp().detach()"): _INSIDE,
+    ("distillation", "_slope_and_value", "stop-gradient", "log_q.exp() -> log_q.exp().detach()"): _INSIDE,
+    ("distillation", "clipped_ratio", "stop-gradient", f"{_CLAMP}RATIO_LIMIT).exp() -> {_CLAMP}RATIO_LIMIT).exp().detach()"): (
+        "both log-probs have no gradient"
+    ),
+    ("distillation", "clipped_ratio", "clip side", f"{_CLAMP}RATIO_LIMIT) -> {_CLAMP}None)"): ("what is beyond e^20 is cut to the limit after the exponential"),
     ("dppo", "dppo", "stop-gradient", "torch.no_grad() -> torch.enable_grad()"): "what leaves the block is compared with a bound, which has no gradient",
     (
         "vespo",

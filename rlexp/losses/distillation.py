@@ -55,7 +55,7 @@ def divergence(logits_KV: Tensor, teacher_KV: Tensor, alpha: float) -> Tensor:
 
     Logits may be log-probs: normalised over whatever columns there are.
     """
-    values: Tensor = _Divergence.apply(logits_KV, teacher_KV.detach(), alpha)
+    values: Tensor = _Divergence.apply(logits_KV, teacher_KV, alpha)
     return values
 
 
