@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -146,6 +146,20 @@ def sampling_from(config: GenerationConfig, *, temperature: float | None = None)
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def refuse_arguments(names: Iterable[str], *, refused: Mapping[str, str], known: Collection[str], owner: str) -> None:
+    """Check the generation_kwargs that reach an engine. refused: name -> why it cannot be used. owner: whose arguments `known` are. Raises UserError."""
+    problems = []
+    for name in names:
+        if name in refused:
+            problems.append(f"generation.generation_kwargs.{name} cannot be used: {refused[name]}")
+        elif name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            problems.append(f"generation.generation_kwargs.{name} is no argument of {owner}{hint}")
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 def _unknown(generator: str, extra: dict[str, Any]) -> str:

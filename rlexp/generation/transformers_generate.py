@@ -6,7 +6,6 @@ random numbers, the order of top_k, top_p and min_p, and the log-probs are those
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from rlexp.config.errors import UserError
 from rlexp.config.generation import TransformersGenerationConfig
-from rlexp.generation.base import Policy, sampling_from
+from rlexp.generation.base import Policy, refuse_arguments, sampling_from
 from rlexp.generation.batches import ModelGenerator, pad_id_of, prompts_of
 from rlexp.generation.inference import causal_model, inference
 from rlexp.generation.ledger import Ledger
@@ -48,7 +46,8 @@ class TransformersGenerator(ModelGenerator):
     def __init__(self, config: TransformersGenerationConfig, *, policies: Mapping[str, Policy]) -> None:
         super().__init__(policies)
         self.config = config
-        _check_arguments([name for name, _ in sampling_from(config).extra])
+        extra = [name for name, _ in sampling_from(config).extra]
+        refuse_arguments(extra, refused=_REFUSED, known=set(GenerationConfig().to_dict()), owner="transformers' GenerationConfig")
 
     def fits(self, policy: Policy, rows: int, prompt: int, completion: int) -> bool:
         """At most generation.batch_size rows, whose common padded length stays inside the context."""
@@ -82,20 +81,6 @@ class TransformersGenerator(ModelGenerator):
             cache_implementation=self.config.cache_implementation,
             **dict(request.sampling.extra),
         )
-
-
-def _check_arguments(names: Sequence[str]) -> None:
-    known = set(GenerationConfig().to_dict())
-    problems = []
-    for name in names:
-        if name in _REFUSED:
-            problems.append(f"generation.generation_kwargs.{name} cannot be used: {_REFUSED[name]}")
-        elif name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            problems.append(f"generation.generation_kwargs.{name} is no argument of transformers' GenerationConfig{hint}")
-    if problems:
-        raise UserError("\n".join(problems))
 
 
 @contextmanager

@@ -25,12 +25,12 @@ def evaluating(network: Network) -> Iterator[None]:
 
 
 class LiveCompanion:
-    """The trained network as it is, without gradient and dropout."""
+    """A network as it is, without gradient and dropout: the trained one itself. Nothing moves it and no checkpoint holds it."""
 
     rate = 0.0
 
-    def __init__(self, source: Network) -> None:
-        self.network = source
+    def __init__(self, network: Network) -> None:
+        self.network = network
 
     @torch.no_grad()
     def score(self, row: RowTensors, names: list[str]) -> dict[str, Tensor]:
@@ -45,10 +45,10 @@ class LiveCompanion:
             return self.network.hidden(row)
 
     def follow(self, step: int) -> None:
-        """It is the network itself."""
+        """It has nothing to follow."""
 
     def restart(self) -> None:
-        """It is the network itself."""
+        """It has nothing of its own to start from."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing of its own."""
@@ -104,33 +104,8 @@ class FollowingAdapter:
         set_adapter_weights(self.network.module, self.name, state)
 
 
-class OtherModel:
+class OtherModel(LiveCompanion):
     """A network with weights of its own that never move (a larger model that teaches). Checkpoints keep its path only, in the config."""
 
-    rate = 0.0
-
     def __init__(self, network: Network) -> None:
-        self.network = network.requires_grad_(False).eval()
-
-    @torch.no_grad()
-    def score(self, row: RowTensors, names: list[str]) -> dict[str, Tensor]:
-        """Columns without gradient."""
-        return self.network(row, names)
-
-    @torch.no_grad()
-    def hidden(self, row: RowTensors) -> Tensor:
-        """Hidden states [L, D] without gradient."""
-        return self.network.hidden(row)
-
-    def follow(self, step: int) -> None:
-        """It never moves."""
-
-    def restart(self) -> None:
-        """It has nothing to do with the trained network."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: its weights are where the config says."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        super().__init__(network.requires_grad_(False).eval())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlexp.config.errors import UserError
+from rlexp.generation.base import refuse_arguments
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import EOS, LENGTH, STOP, Candidates, Turn
 
@@ -58,18 +57,9 @@ def seed_of(request: Request) -> int:
     return request.key % 2**62
 
 
-def check_arguments(names: Iterable[str], known: Iterable[str]) -> None:
+def check_arguments(names: Iterable[str], known: Collection[str]) -> None:
     """Refuse generation_kwargs that rlexp sets itself or that vLLM does not know. Raises UserError."""
-    problems, known = [], set(known)
-    for name in names:
-        if name in REFUSED:
-            problems.append(f"generation.generation_kwargs.{name} cannot be used: {REFUSED[name]}")
-        elif name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            problems.append(f"generation.generation_kwargs.{name} is no argument of vLLM's SamplingParams{hint}")
-    if problems:
-        raise UserError("\n".join(problems))
+    refuse_arguments(names, refused=REFUSED, known=known, owner="vLLM's SamplingParams")
 
 
 def finish_of(reason: str | None, stop_reason: int | str | None, last: int, eos_ids: Sequence[int]) -> str:
