@@ -58,6 +58,16 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "both log-probs have no gradient"
     ),
     ("distillation", "clipped_ratio", "clip side", f"{_CLAMP}RATIO_LIMIT) -> {_CLAMP}None)"): ("what is beyond e^20 is cut to the limit after the exponential"),
+    (
+        "self_distillation",
+        "SelfDistillationObjective.distillation",
+        "stop-gradient",
+        "inputs.logp_L -> inputs.logp_L.detach()",
+    ): "clipped_ratio has no gradient",
+    ("self_distillation", "SelfDistillationObjective._difference", *NO_GRAD): "plain numbers leave it",
+    ("normalize_then_sum", "normalize_then_sum", "sign", "totals - known.mean() -> totals + known.mean()"): (
+        "the z of a reward sum to 0 in each group, so the mean of the totals is 0 but for rounding"
+    ),
     ("dppo", "dppo", "stop-gradient", "torch.no_grad() -> torch.enable_grad()"): "what leaves the block is compared with a bound, which has no gradient",
     (
         "vespo",

@@ -26,9 +26,20 @@ def distillation_scale(mask_L: np.ndarray, rollout_L: np.ndarray, step_R: np.nda
     """
     tokens_R = np.bincount(rollout_L, mask_L, minlength=len(step_R))
     counts_R = counted_R if normalize == "all" else tokens_R > 0
-    rollouts_R = np.bincount(step_R, counts_R, minlength=int(step_R.max(initial=0)) + 1)[step_R]
+    rollouts_R = np.bincount(step_R, counts_R)[step_R]
     scale_R = 1.0 / (np.maximum(rollouts_R, 1) * np.maximum(tokens_R, 1))
     return np.where(mask_L, scale_R[rollout_L], 0.0) if len(rollout_L) else np.zeros(0)
+
+
+def taught_terms(inputs: LossInputs) -> Tensor:
+    """Whether a teacher speaks of each term and the term counts (none does in a filler row), bool [L]."""
+    return inputs.active_L & (inputs.extra[SCALE] > 0)
+
+
+def where_taught(inputs: LossInputs, x: Tensor) -> Tensor:
+    """x, [L] or [L, C], at those terms and 0 at the others, whatever is there: as where_active, before anything non-linear."""
+    taught_L = taught_terms(inputs)
+    return torch.where(taught_L if x.dim() == 1 else taught_L[:, None], x, 0.0)
 
 
 class SelfDistillationObjective:
@@ -44,50 +55,46 @@ class SelfDistillationObjective:
 
     def __call__(self, inputs: LossInputs) -> ObjectiveResult:
         """Loss and metrics of one row."""
-        loss = inputs.logp_L.sum() * 0.0
+        loss = inputs.scale_L.new_zeros(())
         stats: dict[str, Stat] = {}
         if self.weight < 1:
             policy = self.policy(inputs)
             loss = loss + (1.0 - self.weight) * policy.loss
             stats.update(policy.stats)
-            stats["self_distillation/policy_loss"] = Stat(SUM, float(policy.loss.detach()))
+            stats["self_distillation/policy_loss"] = Stat(SUM, policy.loss.item())
         else:
             entropy, active = inputs.where_active(inputs.columns["entropy"]).sum(), inputs.active_L.sum()
-            stats["entropy"] = Stat(MEAN, float(entropy.detach()), float(active))
+            stats["entropy"] = Stat(MEAN, entropy.item(), active.item())
         if self.weight > 0:
             distillation = self.distillation(inputs)
             loss = loss + self.weight * distillation
             if SERVER_LOGP in inputs.extra:
                 stats["self_distillation/server_logprob_abs_diff"] = self._difference(inputs)
-            stats["self_distillation/distillation_loss"] = stats["sdpo/distillation_loss"] = Stat(SUM, float(distillation.detach()))
+            stats["self_distillation/distillation_loss"] = stats["sdpo/distillation_loss"] = Stat(SUM, distillation.item())
         if self.router_coef:
             loss = loss + self.router_coef * self.policy.router_part(inputs, stats)
-        stats["loss"] = Stat(SUM, float(loss.detach()))
+        stats["loss"] = Stat(SUM, loss.item())
         return ObjectiveResult(loss, stats)
 
     def distillation(self, inputs: LossInputs) -> Tensor:
         """Sum of scale * ratio * divergence over the terms a teacher speaks of."""
-        scale_L = inputs.where_active(inputs.extra[SCALE])
-        taught_L = scale_L > 0
-        x_L = torch.where(taught_L, self._per_token(inputs, taught_L), 0.0)
+        scale_L = where_taught(inputs, inputs.extra[SCALE])
         if self.clip is not None:
-            zero = torch.zeros_like(x_L)
-            x_L = x_L * clipped_ratio(torch.where(taught_L, inputs.logp_L, zero), torch.where(taught_L, inputs.old_logp_L, zero), self.clip)
-        return (scale_L * x_L).sum()
+            scale_L = scale_L * clipped_ratio(where_taught(inputs, inputs.logp_L), where_taught(inputs, inputs.old_logp_L), self.clip)
+        return (scale_L * self._per_token(inputs)).sum()
 
-    def _per_token(self, inputs: LossInputs, taught_L: Tensor) -> Tensor:
-        """The divergence of each term: the column, or from what a server said."""
+    def _per_token(self, inputs: LossInputs) -> Tensor:
+        """The divergence of each term, 0 where no teacher speaks: the column, or from what a server said."""
         if SERVER_LOGP not in inputs.extra:
-            return inputs.columns["distillation"]
+            return where_taught(inputs, inputs.columns["distillation"])
         if SERVER_SUPPORT not in inputs.extra:
-            return sampled(inputs.logp_L, inputs.extra[SERVER_LOGP])
-        mine, theirs = inputs.columns["support_logp"], inputs.extra[SERVER_SUPPORT]
-        return divergence(*on_given_support(mine, torch.where(taught_L[:, None], theirs, mine.detach()), self.add_tail), self.alpha)
+            return sampled(where_taught(inputs, inputs.logp_L), where_taught(inputs, inputs.extra[SERVER_LOGP]))
+        mine, theirs = (where_taught(inputs, x_LC) for x_LC in (inputs.columns["support_logp"], inputs.extra[SERVER_SUPPORT]))
+        return divergence(*on_given_support(mine, theirs, self.add_tail), self.alpha)
 
     @staticmethod
     @torch.no_grad()
     def _difference(inputs: LossInputs) -> Stat:
         """|policy - server's teacher| of sampled tokens: jumps when the server holds old weights."""
-        taught_L = inputs.where_active(inputs.extra[SCALE]) > 0
-        gap_L = torch.where(taught_L, (inputs.logp_L - inputs.extra[SERVER_LOGP]).abs(), 0.0)
-        return Stat(MEAN, float(gap_L.sum()), float(taught_L.sum()))
+        gap_L = where_taught(inputs, inputs.logp_L - inputs.extra[SERVER_LOGP]).abs()
+        return Stat(MEAN, gap_L.sum().item(), taught_terms(inputs).sum().item())
