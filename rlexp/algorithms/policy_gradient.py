@@ -107,7 +107,7 @@ class PolicyGradient(Algorithm):
 
     def log_coefficient(self, batch: GenerationBatch) -> None:
         """The adaptive beta as it is now, at the beginning of the batch."""
-        if self.config.beta and self.config.kl_target is not None:
+        if self.config.kl_target is not None:
             batch.metrics["kl_coef"] = (self.kl_coef.beta, 1.0)
 
     def kl_penalty(self, batch: GenerationBatch, terms: Terms) -> np.ndarray:

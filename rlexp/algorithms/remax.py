@@ -16,7 +16,8 @@ class ReMax(PolicyGradient):
 
     def idle(self, group: Group) -> bool:
         """Every reward is that of the greedy rollout, or there is nothing to compare."""
-        return self.config.beta == 0 and all(not rollout.reward - group.baseline for rollout in group.rollouts if not np.isnan(rollout.reward - group.baseline))
+        gains = (rollout.reward - group.baseline for rollout in group.rollouts)
+        return self.config.beta == 0 and all(gain == 0 or np.isnan(gain) for gain in gains)
 
     def values(self, rewards_R: np.ndarray, group_R: np.ndarray, batch: GenerationBatch) -> np.ndarray:
         """r - reward of the greedy rollout (clipped like r); no advantage where either was not scored."""

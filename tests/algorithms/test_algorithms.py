@@ -114,6 +114,35 @@ def test_reinforce_pp_without_a_score():
     assert terms.advantage_L.tolist() == pytest.approx([*whitened[:2], 0.0, whitened[2]], abs=1e-6)
 
 
+def test_reinforce_pp_leaves_masked_tokens_out_of_the_statistics():
+    """A token whose sampler gave no number (generation.on_missing_logprob=mask): the mean and std are those of the three others."""
+    groups = batch_of([[rollout([5], [20, 21], 1.0, 0, 0), rollout([5], [22, 23], 0.0, 0, 1)]])
+    algo = made("reinforce_pp")
+    samples = algo.samples(groups)
+    terms = flatten(samples)
+    terms.active_L = np.array([True, False, True, True])
+    algo.advantages(groups, samples, terms)
+    std = math.sqrt(1 / 3)  # of 1, 0, 0 with mean 1 / 3
+    assert terms.advantage_L.tolist() == pytest.approx([2 / 3 / std, 0.0, -1 / 3 / std, -1 / 3 / std], abs=1e-6)
+
+
+def test_reinforce_pp_when_all_rewards_are_nearly_or_quite_equal():
+    """Rewards 2e-8 apart: the mean is off by 1e-8, the std of the two is sqrt(2) 1e-8, and 1e-8 is added to it."""
+    groups = batch_of([[rollout([5], [20], 2e-8, 0, 0), rollout([5], [21], 0.0, 0, 1)]])
+    expected = 1 / (math.sqrt(2) + 1)
+    assert filled(made("reinforce_pp"), groups)[1] == pytest.approx([expected, -expected], abs=1e-9)
+    flat = batch_of([[rollout([5], [20], 0.1, 0, i) for i in range(7)]])
+    assert filled(made("reinforce_pp"), flat)[1] == pytest.approx([0.0] * 7, abs=1e-6), "the mean of seven times 0.1 is not quite 0.1"
+
+
+def test_remax_leaves_out_a_group_that_was_not_scored():
+    groups = batch()
+    groups.groups[0].baseline, groups.groups[1].baseline = math.nan, 1.0
+    groups.groups[1].rollouts[0].reward = math.nan
+    assert made("remax").samples(groups) == []
+    assert len(made("remax", beta=0.1).samples(groups)) == 5, "a KL is a signal"
+
+
 @pytest.mark.rows("GRPO-017", "GRPO-018", "GRPO-019")
 def test_gdpo_keeps_groups_whose_rewards_cancel():
     groups = batch()

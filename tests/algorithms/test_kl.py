@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from rlexp.config.validate import problems
 from rlexp.losses.dapo import dapo
 from rlexp.models.companion import Companion
 from rlexp.models.network import Network
+from rlexp.records.rollout import GenerationBatch
 
 
 def train_lines(cli: Cli) -> list[dict]:
@@ -38,6 +41,66 @@ def test_every_estimator_can_be_in_the_reward(estimator, per_token):
     assert [each.advantage for each in batch.rollouts] == pytest.approx((rewards - rewards.mean()).tolist(), abs=1e-12)
     assert batch.metrics["kl"] == (pytest.approx(sum(per_token)), 3.0)
     assert algo.needs.before == {"old", "reference"} and not algo.objective("policy").beta, "no term of the loss as well"
+
+
+def two_rollouts(config: GRPOConfig, active: Sequence[bool] = (True, True, True)) -> tuple[GRPO, GenerationBatch]:
+    """Two tokens with reward 1 and one with 0, KL (k2) of the three 0.125, 0.005, 0.045, after the advantages are made."""
+    algo = GRPO(config, DAPOLossConfig(), dapo)
+    batch = batch_of([[rollout([5], [20, 21], 1.0, 0, 0), rollout([5], [22], 0.0, 0, 1)]])
+    samples = algo.samples(batch)
+    terms = flatten(samples)
+    terms.active_L = np.array(active)
+    terms.columns = {"old": np.array([-1, -2, -0.5]), "reference": np.array([-1.5, -1.9, -0.2])}
+    algo.advantages(batch, samples, terms)
+    return algo, batch
+
+
+def in_reward(**options) -> GRPOConfig:
+    return GRPOConfig(beta=0.5, kl_in="reward", kl_estimator="k2", scale_rewards="none", **options)
+
+
+def test_a_masked_token_has_no_kl_in_the_reward():
+    """A token whose sampler gave no number (generation.on_missing_logprob=mask)."""
+    _, batch = two_rollouts(in_reward(), active=[False, True, True])
+    gap = (1 - 0.5 * 0.005) - (0 - 0.5 * 0.045)
+    assert [each.advantage for each in batch.rollouts] == pytest.approx([gap / 2, -gap / 2], abs=1e-12)
+    assert batch.metrics["kl"] == (pytest.approx(0.05), 2.0), "of the two others"
+
+
+def test_the_coefficient_of_a_kl_in_the_reward_follows_its_mean():
+    """The batch is priced with the coefficient it began with; then 0.5 (1 + 1 (0.175 / 3 / 0.05 - 1)) of the KL's mean over three tokens."""
+    algo, batch = two_rollouts(in_reward(kl_target=0.05, kl_rate=1.0))
+    gap = (1 - 0.5 * 0.13) - (0 - 0.5 * 0.045)
+    assert [each.advantage for each in batch.rollouts] == pytest.approx([gap / 2, -gap / 2], abs=1e-12)
+    assert batch.metrics["kl_coef"] == (0.5, 1.0) and algo.kl_coef.beta == pytest.approx(0.5 * 0.175 / 3 / 0.05, abs=1e-12)
+    moved = algo.kl_coef.beta
+    algo.after_step({"kl": 1.0})
+    assert algo.kl_coef.beta == moved and algo.objective("policy").beta == 0.0, "once per batch, and no term of the loss"
+    again = GRPO(in_reward(kl_target=0.05), DAPOLossConfig(), dapo)
+    again.load_state_dict(algo.state_dict())
+    assert again.kl_coef.beta == moved and again.objective("policy").beta == 0.0
+    unmeasured, batch = two_rollouts(in_reward(kl_target=0.05), active=[False] * 3)
+    assert batch.metrics["kl"] == (0.0, 0.0) and unmeasured.kl_coef.beta == 0.5
+    assert "kl_coef" not in two_rollouts(in_reward())[1].metrics, "a fixed one is in the config"
+
+
+def test_the_coefficient_of_a_kl_in_the_loss_follows_that_of_the_step():
+    config = GRPOConfig(beta=0.5, kl_target=0.05, kl_rate=1.0)
+    algo, batch = two_rollouts(config)
+    assert batch.metrics["kl_coef"] == (0.5, 1.0) and "kl" not in batch.metrics
+    algo.after_step({"kl": 0.045})
+    assert algo.kl_coef.beta == algo.objective("policy").beta == pytest.approx(0.45, abs=1e-12)
+    algo.after_step({})
+    assert algo.objective("policy").beta == pytest.approx(0.45, abs=1e-12), "a step that measured none"
+    again = GRPO(config, DAPOLossConfig(), dapo)
+    again.load_state_dict(algo.state_dict())
+    assert again.objective("policy").beta == algo.objective("policy").beta
+
+
+def test_the_reference_moves_only_when_told_to():
+    moves = {"ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 7}
+    assert GRPO(GRPOConfig(beta=0.5, sync_ref_model=True, **moves), DAPOLossConfig(), dapo).companion_moves == {"reference": (0.3, 7)}
+    assert GRPO(GRPOConfig(beta=0.5, **moves), DAPOLossConfig(), dapo).companion_moves == {}
 
 
 @pytest.mark.rows("GRPO-171", "GRPO-172", "RLOO-051", "RLOO-052")
