@@ -1,4 +1,4 @@
-"""A random model with a vLLM engine beside it, for the tests in tests/vllm."""
+"""A random model with a vLLM engine beside it, for the tests in tests/vllm_engine."""
 
 from __future__ import annotations
 

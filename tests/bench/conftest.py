@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -19,10 +18,6 @@ from scripts.bench.workloads import Workload
 TRL = importlib.util.find_spec("trl") is not None
 collect_ignore = [] if TRL else ["test_trl_side.py"]
 SMALL = Workload("small", "a test", prompts=2, prompt_tokens=6, generations=4, max_new=10, hidden=16, layers=1, heads=2, vocabulary=64)
-
-
-if TRL:  # it would take tests/vllm for the package of that name
-    importlib.import_module("trl.import_utils").is_vllm_available = lambda **version: False
 
 
 @pytest.fixture(scope="session", autouse=True)
