@@ -6,12 +6,20 @@ import faulthandler
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 PACKAGE = "rlexp"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _FileHandler(logging.StreamHandler):
+    """Writes to train.log. What no longer fits on a full disk is left out there: the console has it, and logging's own report of it is a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 class _ConsoleHandler(logging.StreamHandler):
@@ -37,7 +45,7 @@ def logging_to(path: Path, console: bool = True) -> Iterator[None]:
     """
     logger = logging.getLogger(PACKAGE)
     stream = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed when the context ends)
-    file = logging.StreamHandler(stream)
+    file = _FileHandler(stream)
     file.setFormatter(logging.Formatter(_FORMAT))
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if console else [])]
     before = logger.level, logger.propagate
@@ -55,5 +63,6 @@ def logging_to(path: Path, console: bool = True) -> Iterator[None]:
             faulthandler.disable()
         for handler in handlers:
             logger.removeHandler(handler)
-        stream.close()
+        with suppress(OSError):  # a last line that does not fit
+            stream.close()
         logger.level, logger.propagate = before
