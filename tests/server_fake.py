@@ -37,6 +37,8 @@ class State:
         """seconds a completion takes"""
         self.silent = False
         """accepts connections and says nothing"""
+        self.alone = False
+        """in a process of its own, which may be told to misbehave and to kill itself; in that of a test a stray call must do neither"""
         self.die_at: str | None = None
         """path at whose next call the process kills itself"""
         self.deaf_at: str | None = None
@@ -82,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         if state.deaf_at == path:  # as vLLM when its engine has died: it listens no longer and waits for its open connections
             self.server.socket.close()
             time.sleep(600)
-        if state.die_at == path:
+        if state.die_at == path and state.alone:
             state.die_after -= 1
             if state.die_after <= 0 and not (state.died and state.died.exists()):
                 if state.died:
@@ -112,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state, path = self.state, urlsplit(self.path).path.lstrip("/")
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
-        if path == "fake":
+        if path == "fake" and state.alone:
             for name, value in body.items():
                 setattr(state, name, value)
             self.answer({})
@@ -234,5 +236,6 @@ if __name__ == "__main__":
     time.sleep(options.start_seconds)
     print("listening", flush=True)
     state = State()
+    state.alone = True
     state.die_at, state.die_after, state.died = options.die_at, options.die_after, options.died
     serve(state, options.host, options.port).serve_forever()
