@@ -270,7 +270,7 @@ def test_a_dead_engine_is_told_and_started_again(server, moment):
     victim = engine_process(server)
 
     async def play() -> None:
-        waiting = [asyncio.ensure_future(server.sample(request(5, 6, number=number, key=number, tokens=200))) for number in range(8)]
+        waiting = [asyncio.ensure_future(server.sample(request(5, 6, number=number, key=number, tokens=200))) for number in range(96)]
         await asyncio.sleep(0.2)
         os.kill(victim, signal.SIGKILL)
         await asyncio.gather(*waiting)
