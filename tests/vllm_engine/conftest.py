@@ -14,7 +14,7 @@ from rlexp.config.vllm import vllm_installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use an engine are skipped where there is none. `.ci/run` installs one and allows no skip."""
+    """Tests that use an engine are skipped where there is none. `make test-vllm` installs one first."""
     if vllm_installed():
         return
     for item in items:
