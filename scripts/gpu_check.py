@@ -221,16 +221,36 @@ def speed(workload: Workload, device: torch.device, backends: list[str], dtype: 
     return lines
 
 
-def generation(workload: Workload, device: torch.device, dtype: torch.dtype) -> list[Line]:
-    """native against transformers' generate, every completion at its full length."""
-    loaded = model(workload, device, dtype)
-    requests = [
-        Request(sample.ids[: workload.prompt_tokens], key("gpu check", number), workload.longest, order=(number,))
+def requests_of(workload: Workload, lengths: Callable[[Sample], int]) -> list[Request]:
+    """A request for each sample."""
+    return [
+        Request(sample.ids[: workload.prompt_tokens], key("gpu check", number), lengths(sample), order=(number,))
         for number, sample in enumerate(samples(workload))
     ]
+
+
+def graph_numbers(workload: Workload, device: torch.device) -> Line:
+    """Steps of one shape against plain ones in float32, ragged lengths: log-probs as far as the same tokens were drawn."""
+    loaded, requests = model(workload, device, torch.float32), requests_of(workload, lambda sample: sample.terms)
+    plain, fixed = (
+        NativeGenerator(NativeGenerationConfig(cuda_graphs=graphs), policies={"policy": loaded}).sample_wave(requests) for graphs in (False, True)
+    )
+    error, equal = 0.0, 0
+    for one, other in zip(plain, fixed, strict=True):
+        different = np.flatnonzero(one.ids != other.ids)
+        shared = int(different[0]) if len(different) else len(one.ids)
+        equal += not len(different)
+        error = max(error, float(np.abs(one.logprobs[:shared] - other.logprobs[:shared]).max(initial=0.0)))
+    return Line(workload.name, "numbers: decoding by CUDA graphs", logp_error=error, note=f"{equal} of {len(plain)} completions have the same tokens")
+
+
+def generation(workload: Workload, device: torch.device, dtype: torch.dtype) -> list[Line]:
+    """native against transformers' generate, every completion at its full length."""
+    loaded, requests = model(workload, device, dtype), requests_of(workload, lambda _: workload.longest)
     generators = {
         "transformers": TransformersGenerator(TransformersGenerationConfig(), policies={"policy": loaded}),
         "native": NativeGenerator(NativeGenerationConfig(), policies={"policy": loaded}),
+        "native with CUDA graphs": NativeGenerator(NativeGenerationConfig(cuda_graphs=True), policies={"policy": loaded}),
     }
     taken = {name: measured(functools.partial(made.sample_wave, requests), device) for name, made in generators.items()}
     slow = taken["transformers"][0]
@@ -274,7 +294,7 @@ def main() -> None:
         lines += numbers(workload, device, backends, dtype)
         lines += speed(workload, device, backends, dtype)
         if workload is not WORKLOADS[-1]:
-            lines += generation(workload, device, dtype)
+            lines += [graph_numbers(workload, device), *generation(workload, device, dtype)]
         print(table(lines), flush=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if arguments.out is not None:

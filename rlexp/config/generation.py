@@ -47,6 +47,9 @@ class NativeGenerationConfig(GenerationConfig):
     candidates: ClassVar[str] = "all"
     name: str = "native"
     max_wave_tokens: int = option(65536, "Most key-value cache positions held at once (rows x longest possible length)", ge=64)
+    cuda_graphs: bool = option(
+        False, "Decode in steps of one shape that a GPU replays as CUDA graphs, for small models (not yet run on hardware; no gain on a CPU)"
+    )
 
 
 @dataclass

@@ -129,20 +129,24 @@ def combinations() -> list[str]:
         "| rollout | algorithm | generation | " + " | ".join(f"loss={name}" for name in losses) + " |",
         "|---" * (3 + len(losses)) + "|",
     ]
-    for source, algorithm, generator in itertools.product(registry.ROLLOUTS.names(), registry.ALGORITHMS.names(), registry.GENERATORS.names()):
-        cells = []
-        for loss in losses:
-            chosen = {"rollout": source, "algorithm": algorithm, "generation": generator, "loss": loss}
-            single = {
-                group: {"name": chosen.get(group, option)}
-                for group, option in default_options().items()
-                if group in registry.REGISTRIES and isinstance(option, str)
-            }
-            single.pop("tracker")
-            terms = {name: {"name": name} for name in default_options()["reward"]}
-            cells.append("; ".join(problems(convert({**single, "reward": {"terms": terms}})[0])) or "runs")
-        lines.append("| " + " | ".join([source, algorithm, generator, *map(_cell, cells)]) + " |")
+    for source, algorithm in itertools.product(registry.ROLLOUTS.names(), registry.ALGORITHMS.names()):
+        alike: dict[tuple[str, ...], list[str]] = {}  # generators with the same answers stand in one row
+        for generator in registry.GENERATORS.names():
+            cells = (_verdict(rollout=source, algorithm=algorithm, generation=generator, loss=loss) for loss in losses)
+            alike.setdefault(tuple(cells), []).append(generator)
+        lines += ["| " + " | ".join([source, algorithm, ", ".join(names), *map(_cell, cells)]) + " |" for cells, names in alike.items()]
     return [*lines, ""]
+
+
+def _verdict(**chosen: str) -> str:
+    """`runs`, or why these options do not run together. What is not installed on this machine does not count."""
+    single = {
+        group: {"name": chosen.get(group, option)} for group, option in default_options().items() if group in registry.REGISTRIES and isinstance(option, str)
+    }
+    single.pop("tracker")
+    terms = {name: {"name": name} for name in default_options()["reward"]}
+    found = problems(convert({**single, "reward": {"terms": terms}})[0])
+    return "; ".join(problem for problem in found if "is not installed" not in problem) or "runs"
 
 
 def reference_text() -> str:

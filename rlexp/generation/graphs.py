@@ -1,0 +1,104 @@
+"""generation.cuda_graphs: decoding in steps of one shape, which a GPU replays as a CUDA graph.
+
+A step of a small model on a GPU takes as long as the CPU needs to launch its kernels; a replayed graph is one launch. A graph fixes
+addresses and shapes, so keys and values are written into buffers of the final width, a mask hides what is not written yet, and rows
+that have ended leave only when half of them have. On a CPU the same steps run one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlexp.config.errors import UserError
+from rlexp.generation.base import Policy
+from rlexp.generation.batches import Prompts
+from rlexp.generation.cache import GrowingLayer, select_rows
+from rlexp.generation.inference import causal_model
+from rlexp.generation.rows import Rows
+
+
+class FixedLayer(GrowingLayer):
+    """Keys and values [rows, heads, width, dim] in place; `slot` (int64 [1]) is the position that is written next, shared by all layers."""
+
+    def __init__(self, prompt: GrowingLayer, width: int, slot: Tensor) -> None:
+        super().__init__()
+        rows, heads, _, _ = prompt.keys.shape
+        self.dtype, self.device, self.is_initialized, self.slot = prompt.dtype, prompt.device, True, slot
+        # zeros, since what is hidden still takes part in the product with a probability of 0
+        self.keys = prompt.keys.new_zeros(rows, heads, width, prompt.keys.shape[3])
+        self.values = prompt.values.new_zeros(rows, heads, width, prompt.values.shape[3])
+        self.keys[:, :, : prompt.keys.shape[2]] = prompt.keys
+        self.values[:, :, : prompt.values.shape[2]] = prompt.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the states of one position [rows, heads, 1, dim]; returns the whole buffers."""
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows given, in that order."""
+        self.keys, self.values = self.keys.index_select(0, beam_idx), self.values.index_select(0, beam_idx)
+
+
+class FixedRows(Rows):
+    """Rows whose steps all have one shape, until half of them have left."""
+
+    leave = 1 / 2
+
+    def __init__(self, policy: Policy, prompts: Prompts, width: int) -> None:
+        super().__init__(policy, prompts, width)
+        device = prompts.ids.device
+        self.prompt_width = prompts.ids.shape[1]
+        self.slot = torch.tensor([self.prompt_width], device=device)
+        self.cache.layers = [self._fixed(layer, self.prompt_width + width) for layer in self.cache.layers]
+        visible = torch.ones_like(prompts.ids) if prompts.mask is None else prompts.mask
+        self.mask = self._mask(visible[prompts.of_row].bool(), width)
+        self._place()
+
+    def keep(self, chosen: Tensor) -> None:
+        """Forward only the chosen rows (int64 places) from now on: other shapes, so another graph."""
+        select_rows(self.cache, chosen)
+        self.number, self.length, self.mask = self.number[chosen], self.length[chosen], self.mask[chosen]
+        self._place()
+
+    def step(self, ids: Tensor, step: int) -> None:
+        """Forward token `step` of each row."""
+        self.slot.fill_(self.prompt_width + step)
+        self.mask.index_fill_(3, self.slot, 0.0)
+        self.ids.copy_(ids[:, None])
+        self.position.copy_((self.length + step).clamp(max=self.context - 1)[:, None])
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.ids.is_cuda and self.warm:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.logits = self._forward(self.ids, self.position)
+            self.graph.replay()  # capturing records the step and does not run it
+        else:
+            self.logits = self._forward(self.ids, self.position)
+            self.warm = True  # a first step by hand sets up what a capture may not (workspaces, lazily loaded kernels)
+
+    def _place(self) -> None:
+        """Fixed places for what a step reads; graphs of other places are over."""
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm = False
+        self.ids = torch.zeros(len(self.number), 1, dtype=torch.int64, device=self.slot.device)
+        self.position = torch.zeros_like(self.ids)
+
+    def _mask(self, visible: Tensor, width: int) -> Tensor:
+        """[rows, 1, 1, prompt + width]: what each row sees now. Additive in the dtype of the weights, which every attention of transformers takes."""
+        dtype = next(self.module.parameters()).dtype
+        hidden = torch.finfo(dtype).min
+        mask = torch.full((len(visible), 1, 1, visible.shape[1] + width), hidden, dtype=dtype, device=visible.device)
+        mask[:, 0, 0, : visible.shape[1]].masked_fill_(visible, 0.0)
+        return mask
+
+    def _fixed(self, layer: Any, width: int) -> FixedLayer:
+        if type(layer) is not GrowingLayer:
+            name = type(causal_model(self.module)).__name__
+            raise UserError(f"generation.cuda_graphs=true serves models with full attention in every layer, and {name} has others: leave it out")
+        return FixedLayer(layer, width, self.slot)
