@@ -232,9 +232,7 @@ def requests_of(workload: Workload, lengths: Callable[[Sample], int]) -> list[Re
 def graph_numbers(workload: Workload, device: torch.device) -> Line:
     """Steps of one shape against plain ones in float32, ragged lengths: log-probs as far as the same tokens were drawn."""
     loaded, requests = model(workload, device, torch.float32), requests_of(workload, lambda sample: sample.terms)
-    plain, fixed = (
-        NativeGenerator(NativeGenerationConfig(cuda_graphs=graphs), policies={"policy": loaded}).sample_wave(requests) for graphs in (False, True)
-    )
+    plain, fixed = (NativeGenerator(NativeGenerationConfig(cuda_graphs=graphs), policies={"policy": loaded}).sample_wave(requests) for graphs in (False, True))
     error, equal = 0.0, 0
     for one, other in zip(plain, fixed, strict=True):
         different = np.flatnonzero(one.ids != other.ids)

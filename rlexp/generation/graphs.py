@@ -44,6 +44,17 @@ class FixedLayer(GrowingLayer):
         self.keys, self.values = self.keys.index_select(0, beam_idx), self.values.index_select(0, beam_idx)
 
 
+class _Step:
+    """Fixed places for what a step of so many rows reads, and the graph that was recorded with them."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.position = torch.zeros_like(self.ids)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm = False
+        """whether a step was run by hand: it sets up what a recording may not (workspaces, lazily loaded kernels)"""
+
+
 class FixedRows(Rows):
     """Rows whose steps all have one shape, until half of them have left."""
 
@@ -51,49 +62,45 @@ class FixedRows(Rows):
 
     def __init__(self, policy: Policy, prompts: Prompts, width: int) -> None:
         super().__init__(policy, prompts, width)
-        device = prompts.ids.device
         self.prompt_width = prompts.ids.shape[1]
-        self.slot = torch.tensor([self.prompt_width], device=device)
+        self.slot = torch.tensor([self.prompt_width], device=prompts.ids.device)
         self.cache.layers = [self._fixed(layer, self.prompt_width + width) for layer in self.cache.layers]
         visible = torch.ones_like(prompts.ids) if prompts.mask is None else prompts.mask
-        self.mask = self._mask(visible[prompts.of_row].bool(), width)
-        self._place()
+        self._settle(self._mask(visible[prompts.of_row].bool(), width))
 
     def keep(self, chosen: Tensor) -> None:
         """Forward only the chosen rows (int64 places) from now on: other shapes, so another graph."""
         select_rows(self.cache, chosen)
-        self.number, self.length, self.mask = self.number[chosen], self.length[chosen], self.mask[chosen]
-        self._place()
+        self.number, self.length = self.number[chosen], self.length[chosen]
+        self._settle(self.hidden[chosen])
 
     def step(self, ids: Tensor, step: int) -> None:
         """Forward token `step` of each row."""
         self.slot.fill_(self.prompt_width + step)
-        self.mask.index_fill_(3, self.slot, 0.0)
-        self.ids.copy_(ids[:, None])
-        self.position.copy_((self.length + step).clamp(max=self.context - 1)[:, None])
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.ids.is_cuda and self.warm:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.logits = self._forward(self.ids, self.position)
-            self.graph.replay()  # capturing records the step and does not run it
+        self.hidden.index_fill_(3, self.slot, 0.0)
+        fixed = self.fixed
+        fixed.ids.copy_(ids[:, None])
+        fixed.position.copy_((self.length + step).clamp(max=self.context - 1)[:, None])
+        if fixed.graph is not None:
+            fixed.graph.replay()
+        elif fixed.ids.is_cuda and fixed.warm:
+            fixed.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(fixed.graph):
+                self.logits = self._forward(fixed.ids, fixed.position)
+            fixed.graph.replay()  # recording does not run the step
         else:
-            self.logits = self._forward(self.ids, self.position)
-            self.warm = True  # a first step by hand sets up what a capture may not (workspaces, lazily loaded kernels)
+            self.logits = self._forward(fixed.ids, fixed.position)
+            fixed.warm = True
 
-    def _place(self) -> None:
-        """Fixed places for what a step reads; graphs of other places are over."""
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm = False
-        self.ids = torch.zeros(len(self.number), 1, dtype=torch.int64, device=self.slot.device)
-        self.position = torch.zeros_like(self.ids)
+    def _settle(self, mask: Tensor) -> None:
+        """Places for the rows there are now; the graph of others is over."""
+        self.mask = self.hidden = mask
+        self.fixed = _Step(len(self.number), mask.device)
 
     def _mask(self, visible: Tensor, width: int) -> Tensor:
-        """[rows, 1, 1, prompt + width]: what each row sees now. Additive in the dtype of the weights, which every attention of transformers takes."""
+        """[rows, 1, 1, prompt + width]: what each row does not see now. Additive in the dtype of the weights, which every attention of transformers takes."""
         dtype = next(self.module.parameters()).dtype
-        hidden = torch.finfo(dtype).min
-        mask = torch.full((len(visible), 1, 1, visible.shape[1] + width), hidden, dtype=dtype, device=visible.device)
+        mask = torch.full((len(visible), 1, 1, visible.shape[1] + width), torch.finfo(dtype).min, dtype=dtype, device=visible.device)
         mask[:, 0, 0, : visible.shape[1]].masked_fill_(visible, 0.0)
         return mask
 

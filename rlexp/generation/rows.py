@@ -30,7 +30,7 @@ class Rows:
         # without logits_to_keep, which some architectures lack, the logits of all prompt tokens are computed and dropped
         self.options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(causal.forward).parameters else {}
         self.cache = new_cache(causal.config)
-        self.mask = prompts.mask
+        self.mask: Tensor | None = prompts.mask
         logits = self._forward(prompts.ids, prompts.position)
         select_rows(self.cache, prompts.of_row)
         self.number = torch.arange(len(prompts.of_row), device=prompts.ids.device)
