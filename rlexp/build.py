@@ -30,7 +30,7 @@ from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import sampling_from
 from rlexp.generation.start import start_generator
 from rlexp.launch.folder import RunFolder
-from rlexp.launch.signals import stop_request
+from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, stop_request
 from rlexp.launch.threads import thread_count
 from rlexp.losses.correction import Correction
 from rlexp.models.float32_head import use_float32_head
@@ -55,8 +55,8 @@ from rlexp.training.trainer import Parts, Trainer
 
 log = logging.getLogger(__name__)
 
-PREEMPTED = 75
-"""exit code of a run that was asked to stop and can be continued"""
+EXIT_CODES = {"finished": 0, "preempted": PREEMPTED_CODE, "paused": PAUSED_CODE, "stopped": PAUSED_CODE}
+"""how a run ended -> exit code of its rank processes"""
 NOT_TRAINED = ("rollout.prompts_per_batch=1", "trainer.steps_per_batch=1", "trainer.oversize_samples=drop")
 """an evaluation neither fills batches nor packs rows, so whatever these say must not refuse its tasks"""
 
@@ -246,12 +246,14 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         algorithm=algorithm,
         trainables=trainables,
         runner=StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps"),
+        if status == "preempted" and not stop_request().requested and folder.stopped:
+            status = "stopped"  # by its user, not by a signal: its sweep leaves it alone from now on
         evaluator=Evaluator(config.evaluation, player, data.held_out, sampling, accuracy_term(config) or ""),
         log=SilentLog(),
         collectives=collectives,
         folder=folder.path,
         total_steps=steps,
-        stop_requested=lambda: stop_request().requested,
+        stop_requested=lambda: stop_request().requested or (collectives.rank == 0 and folder.stopped),
         fingerprint=data.fingerprint,
     )
     return Trainer(config, parts), loaded
@@ -293,7 +295,7 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
         trainer.parts.evaluator.player.close()
     strategy.collectives.barrier()
     strategy.close()
-    return 0 if status == "finished" else PREEMPTED
+    return EXIT_CODES[status]
 
 
 def conclude(config: RunConfig, folder: RunFolder, trainer: Trainer, loaded: LoadedModel, summary: dict[str, Any]) -> None:

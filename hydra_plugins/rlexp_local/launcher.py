@@ -6,12 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from rlexp.config.run import RunConfig
+    from rlexp.config.sweep import SweepConfig
+    from rlexp.launch.halving import Halving
+    from rlexp.launch.jobs import Job, Result
 
 _NOT_FOR_JOBS = ("hydra.mode", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.sweep")
 """Overrides of Hydra that are about the sweep; all others, e.g. hydra.searchpath, go to the jobs too"""
@@ -22,46 +28,70 @@ class RlexpLocalLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra hands over the composed config of the sweep."""
-        self.config = config
+        self.config, self.context = config, hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and print the table of the sweep and how many finished and failed."""
         # Imported here: Hydra imports every launcher at each start, also for --help.
-        from rlexp.launch.folder import FAILED
-        from rlexp.launch.jobs import run_jobs
-        from rlexp.launch.signals import PREEMPTED_CODE, handling
-        from rlexp.launch.sweep_view import SweepView, totals_text
-        from rlexp.reports.sweep_folder import record_jobs
+        from rlexp.launch.sweep_view import totals_text
+        from rlexp.records.sweep import record_jobs
+        from rlexp.reports.sweep_page import write_page
         from rlexp.reports.sweep_table import read_sweep, text_table
 
         folder = Path(str(self.config.hydra.sweep.dir)).absolute()
-        jobs = self._jobs(job_overrides, folder)
-        settings = self._settings()
-        record_jobs(folder, {job.name: list(job.overrides) for job in jobs})
-        print(f"{len(jobs)} jobs, {settings.jobs} at a time, in {folder}", flush=True)
-        with handling() as stop, SweepView(len(jobs)) as view:
-            results = run_jobs(
-                jobs, settings.jobs, folder / "logs", view, stop, stop_on_failure=settings.stop_on_failure, environment=self._environment(settings.jobs)
-            )
-        record_jobs(folder, {result.job.name: list(result.job.overrides) for result in results}, {result.job.name: result.reason for result in results})
+        results, words, stopped = self._run(job_overrides, folder)
+        record_jobs(folder, {result.job.name: result.job.overrides for result in results}, {result.job.name: result.reason for result in results})
         table = read_sweep(folder)
-        print(f"{text_table(table)}\n{totals_text(results)}", flush=True)
+        print(f"{text_table(table)}\n{write_page(folder, table)}\n{totals_text(results)}", *words, sep="\n", flush=True)
+        self._exit_unless_done(results, folder, stopped)
+        objectives = {row.name: row.objective for row in table.rows}
+        return [_returned(overrides, folder, objectives) for overrides in job_overrides]
+
+    def _run(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> tuple[list[Result], list[str], bool]:
+        """How each job ended, what else is to be said after the table, and whether the sweep was stopped. Refuses what it can before a job is recorded."""
+        from rlexp.config.names import job_name
+        from rlexp.launch.jobs import run_jobs
+        from rlexp.launch.signals import handling
+        from rlexp.launch.sweep_view import SweepView
+
+        settings = self._settings()
+        count = len({job_name(overrides) for overrides in job_overrides})
+        places = self._places(settings, count)
+        halving, total = self._halving(job_overrides[0], count) if settings.method == "halving" else (None, None)
+        jobs = self._jobs(job_overrides, folder)
+        print(f"{len(jobs)} jobs, {settings.jobs} at a time, in {folder}", flush=True)
+        with handling() as stop:
+
+            def run(some: Sequence[Job]) -> list[Result]:
+                with SweepView(len(some)) as view:
+                    return run_jobs(some, places, folder / "logs", view, stop, stop_on_failure=settings.stop_on_failure)
+
+            if halving is None:
+                return run(jobs), [], stop.requested
+            from rlexp.launch.halving import settled_text
+
+            results, started = halving.run(jobs, run, lambda line: print(line, flush=True))
+            return results, [halving.summary(jobs, total), settled_text(len(jobs), started)], stop.requested
+
+    @staticmethod
+    def _exit_unless_done(results: Sequence[Result], folder: Path, stopped: bool) -> None:
+        from rlexp.launch.folder import FAILED, PREEMPTED
+        from rlexp.launch.signals import PREEMPTED_CODE
+
         failed = [result for result in results if result.state == FAILED]
         for result in failed:
             print(f"\nfailed: {' '.join(result.job.overrides)}\n  {result.reason}\n  log: {folder / 'logs' / f'{result.job.name}.log'}", file=sys.stderr)
-        if stop.requested:
+        if stopped or any(result.state == PREEMPTED for result in results):
             print("stopped; the same command continues the sweep", file=sys.stderr)
             sys.exit(PREEMPTED_CODE)
         if failed:
             sys.exit(1)
-        objectives = {row.name: row.objective for row in table.rows}
-        return [_returned(overrides, folder, objectives) for overrides in job_overrides]
 
-    def _settings(self) -> Any:
+    def _settings(self) -> SweepConfig:
         """The group `sweep`; raises UserError for a value out of range."""
         from rlexp.config.errors import UserError, listed
         from rlexp.config.fields import problems_of
-        from rlexp.config.training import SweepConfig
+        from rlexp.config.sweep import SweepConfig
 
         settings = SweepConfig(**OmegaConf.to_container(self.config.sweep))  # type: ignore[arg-type]
         problems = problems_of(settings, "sweep.")
@@ -69,19 +99,55 @@ class RlexpLocalLauncher(Launcher):
             raise UserError(listed(problems))
         return settings
 
-    def _jobs(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> list:
-        """One job for each folder; overrides that are given twice make one."""
-        from rlexp.config.names import job_name
-        from rlexp.launch.jobs import Job
+    def _places(self, settings: SweepConfig, jobs: int) -> list[dict[str, str]]:
+        """GPUs and cores for each job that runs at a time, and plain error messages: while Hydra runs, the program asks it for tracebacks."""
+        from rlexp.config.errors import UserError
+        from rlexp.launch.places import places
 
-        program = (sys.executable, "-m", "rlexp.train", *self._flags())
+        shared = places(settings, jobs, int(self.config.cluster.processes_per_node), os.environ)
+        devices = self.config.generation.get("devices")
+        if len(shared) > 1 and devices is not None:
+            raise UserError(
+                f"generation.devices={devices} would put the servers of all sweep.jobs={settings.jobs} jobs on the same GPUs: leave one out"
+            )
+        return [{**environment, "HYDRA_FULL_ERROR": ""} for environment in shared]
+
+    def _halving(self, overrides: Sequence[str], jobs: int) -> tuple[Halving, int | None]:
+        """The rungs of the sweep and the number of steps of a run (None when its data tell), by the config of its first job. Raises UserError."""
+        from rlexp.config.errors import UserError, listed
+        from rlexp.config.validate_sweep import problems
+        from rlexp.launch.halving import Halving, rungs
+
+        config = self._config_of(overrides)
+        if wrong := list(problems(config)):
+            raise UserError(listed(wrong))
+        total, every = config.trainer.max_steps, config.evaluation.steps
+        assert every is not None  # one of the problems
+        return Halving(config.sweep, rungs(config.sweep, jobs, total, every)), total
+
+    def _config_of(self, overrides: Sequence[str]) -> RunConfig:
+        """The typed config of a job. Raises UserError for keys, names and types that are wrong."""
+        from rlexp.config.convert import to_run_config
+
+        composed = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        return to_run_config(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+
+    def _jobs(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> list[Job]:
+        """One job for each folder, recorded with its number; overrides that are given twice make one."""
+        from rlexp.config.names import job_name
+        from rlexp.launch.jobs import Job, program
+        from rlexp.records.sweep import record_jobs, recorded_jobs
+
+        flags = self._flags()
+        named = {job_name(overrides): list(overrides) for overrides in job_overrides}
+        record_jobs(folder, named, flags=flags)
+        numbers = {name: number for number, name in enumerate(recorded_jobs(folder), start=1)}
         common = set.intersection(*(set(overrides) for overrides in job_overrides))
-        jobs = {}
-        for overrides in job_overrides:
-            name = job_name(overrides)
+        jobs = []
+        for name, overrides in named.items():
             label = " ".join(override for override in overrides if override not in common) or " ".join(overrides)
-            jobs[name] = Job(tuple(overrides), (*program, *overrides), folder / name, label)
-        return list(jobs.values())
+            jobs.append(Job(tuple(overrides), program(flags, overrides), folder / name, label, numbers[name]))
+        return jobs
 
     def _flags(self) -> list[str]:
         """What of this command line is not a task override and yet decides what a job is."""
@@ -90,16 +156,6 @@ class RlexpLocalLauncher(Launcher):
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
         named = [] if hydra.job.config_name == "config" else ["--config-name", str(hydra.job.config_name)]
         return [*(word for path in folders for word in ("--config-dir", path)), *named, *given]
-
-    @staticmethod
-    def _environment(parallel: int) -> dict[str, str]:
-        """A share of the cores for each job, and plain error messages: while Hydra runs, the program asks it for tracebacks."""
-        from rlexp.launch.threads import cores
-
-        environment = {"HYDRA_FULL_ERROR": ""}
-        if parallel > 1 and "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = str(max(1, cores() // parallel))
-        return environment
 
 
 def _returned(overrides: Sequence[str], folder: Path, objectives: dict[str, float | None]) -> JobReturn:

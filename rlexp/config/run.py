@@ -14,13 +14,13 @@ from rlexp.config.fields import option, section
 from rlexp.config.generation import GenerationConfig, RolloutConfig
 from rlexp.config.model import ModelConfig, PeftConfig
 from rlexp.config.reward import RewardConfig
+from rlexp.config.sweep import SweepConfig
 from rlexp.config.training import (
     CheckpointConfig,
     ClusterConfig,
     EvaluationConfig,
     OptimizerConfig,
     StrategyConfig,
-    SweepConfig,
     TrackerConfig,
     TrainerConfig,
 )

@@ -140,12 +140,3 @@ class ClusterConfig:
 
     name: str = option("local", "local (Slurm is a later option)", choices=("local",))
     processes_per_node: int = option(1, "Processes on each machine", ge=1)
-
-
-@dataclass
-class SweepConfig:
-    """How the jobs of `-m` run on this machine."""
-
-    jobs: int = option(1, "Jobs that run side by side", ge=1)
-    stop_on_failure: bool = option(False, "Start no further job after one has failed")
-    name: Optional[str] = option(None, "Folder name of the sweep; null: a hash of its overrides")

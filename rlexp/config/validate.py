@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_generation, validate_sdpo
+from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_generation, validate_sdpo, validate_sweep
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -212,15 +212,15 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
     terms, accuracy = config.reward.terms, config.evaluation.accuracy
     if accuracy is not None and accuracy not in terms:
         yield f"evaluation.accuracy={accuracy} is not a reward term{did_you_mean(closest(accuracy, terms))} (there are: {', '.join(terms) or 'none'})"
-    metric = config.checkpoint.metric
-    if config.checkpoint.name == "none" or config.checkpoint.keep_best == 0 or not derived.evaluates(config):
-        return
+    metrics = [] if config.checkpoint.name == "none" or config.checkpoint.keep_best == 0 else [("checkpoint.metric", config.checkpoint.metric)]
+    metrics += [("sweep.metric", config.sweep.metric)] if config.sweep.method == "halving" else []
     known = [*EVALUATION_METRICS, *(f"rewards/{key}/{part}" for key in terms for part in ("mean", "std"))]
     only_ours = all(type(term).__module__ == reward.__name__ and not isinstance(term, reward.CustomRewardConfig) for term in terms.values())
-    if only_ours and metric not in known and not metric.startswith("pass@"):
-        yield f"checkpoint.metric={metric} is no metric of the evaluation{did_you_mean(closest(metric, known))} (there are: {', '.join(known)})"
-    if metric.startswith("pass@") and config.evaluation.num_generations == 0:
-        yield f"checkpoint.metric={metric} needs sampled completions: evaluation.num_generations > 0"
+    for key, metric in metrics if derived.evaluates(config) else []:
+        if only_ours and metric not in known and not metric.startswith("pass@"):
+            yield f"{key}={metric} is no metric of the evaluation{did_you_mean(closest(metric, known))} (there are: {', '.join(known)})"
+        if metric.startswith("pass@") and config.evaluation.num_generations == 0:
+            yield f"{key}={metric} needs sampled completions: evaluation.num_generations > 0"
 
 
 RULES: tuple[Rule, ...] = (
@@ -242,6 +242,7 @@ RULES: tuple[Rule, ...] = (
     _processes,
     _peft,
     _evaluation,
+    validate_sweep.problems,
 )
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlexp.launch.files import read_json, write_json, write_text
+from rlexp.records.sweep import stop_mark
 
-RUNNING, FINISHED, FAILED, PREEMPTED = "running", "finished", "failed", "preempted"
-"""States in status.json. A run whose process was killed outright stays `running`; its pid tells."""
+RUNNING, FINISHED, FAILED, PREEMPTED, PAUSED, STOPPED = "running", "finished", "failed", "preempted", "paused", "stopped"
+"""States in status.json. A run whose process was killed outright stays `running`; its pid tells. A sweep pauses a run, a user stops a job of a sweep."""
 
 
 def now() -> str:
@@ -38,6 +39,11 @@ class RunFolder:
     def sweep(self) -> str | None:
         """Name of the sweep this run is a job of."""
         return self.path.parent.name if os.environ.get("RLEXP_SWEEP_DIR") else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether this run is a job of a sweep that the user stopped (`python -m rlexp.sweep DIR stop N`)."""
+        return self.sweep is not None and stop_mark(self.path).exists()
 
     @property
     def config_path(self) -> Path:
@@ -69,6 +75,12 @@ class RunFolder:
         """The checkpoint a run continues from, None when it begins."""
         steps = {int(path.name[5:]): path for path in self.checkpoints_path.glob("step_*") if path.name[5:].isdigit()}
         return steps[max(steps)] if steps else None
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of that checkpoint."""
+        checkpoint = self.latest_checkpoint
+        return None if checkpoint is None else int(checkpoint.name[5:])
 
     def status(self) -> dict[str, Any]:
         """What status.json says; {} before it exists."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlexp.launch.folder import FAILED, FINISHED, PREEMPTED, RUNNING, RunFolder, now
+from rlexp.launch.folder import FAILED, FINISHED, PAUSED, PREEMPTED, RUNNING, STOPPED, RunFolder, now
 from rlexp.launch.signals import PREEMPTED_CODE, StopRequest
 from rlexp.launch.watch import PARENT
+from rlexp.records.sweep import stop_mark
 
 POLL = 0.2
 SKIPPED, NOT_STARTED = "finished before", "not started"
@@ -22,14 +24,20 @@ SWEEP_DIR, SWEEP_JOB = "RLEXP_SWEEP_DIR", "RLEXP_SWEEP_JOB"
 """Environment of a job: the sweep's folder, and the name of the job's own folder in it"""
 
 
+def program(flags: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """The command of a job. flags: what of a command line is not an override, e.g. --config-dir."""
+    return (sys.executable, "-m", "rlexp.train", *flags, *overrides)
+
+
 @dataclass(frozen=True)
 class Job:
-    """One job. folder: its run folder, made by the job itself once its config is valid. label: what sets it apart, for people."""
+    """One job. folder: its run folder, made by the job itself once its config is valid. label: what sets it apart, for people. number: in its sweep, from 1."""
 
     overrides: tuple[str, ...]
     command: tuple[str, ...]
     folder: Path
     label: str
+    number: int
 
     @property
     def name(self) -> str:
@@ -39,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended. state: finished, finished before, failed, preempted, or not started."""
+    """How a job ended. state: finished, finished before, failed, preempted, paused, stopped (by the user), or not started."""
 
     job: Job
     state: str
@@ -65,6 +73,8 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     since: float
+    place: int
+    """which of the places for jobs side by side it has"""
     ended_before: str | None
     """when the folder's run ended, if it was finished already"""
 
@@ -79,18 +89,18 @@ class _Running:
 
 def run_jobs(
     jobs: Sequence[Job],
-    parallel: int,
+    places: Sequence[Mapping[str, str]],
     logs: Path,
     view: View,
     stop: StopRequest,
     *,
     stop_on_failure: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Run the jobs, `parallel` at a time and in order, and wait for all. Returns a result for each.
+    """Run the jobs in order, as many at a time as there are places, and wait for all. Returns a result for each.
 
-    logs: folder for the output of each, NAME.log, appended. environment: added to this process's. A failing job stops no other; with stop_on_failure no
-    further one is started. When `stop` is requested, running jobs are asked to save and stop, and no further one is started.
+    places: what each place adds to the environment of the job that has it, e.g. its GPUs. logs: folder for the output of each job, NAME.log, appended. A
+    failing job stops no other; with stop_on_failure no further one is started. When `stop` is requested, running jobs are asked to save and stop, and no
+    further one is started. A job that the user has stopped is not started.
     """
     logs.mkdir(parents=True, exist_ok=True)
     waiting: list[Job] = list(jobs)
@@ -107,9 +117,13 @@ def run_jobs(
             if stop.requested or (stop_on_failure and any(result.state == FAILED for result in results)):
                 results += [Result(job, NOT_STARTED) for job in waiting]
                 waiting = []
-            while waiting and len(running) < parallel:
+            while waiting and (free := [place for place in range(len(places)) if place not in [item.place for item in running]]):
                 job = waiting.pop(0)
-                running.append(_spawn(job, logs, environment or {}))
+                if stop_mark(job.folder).exists() and RunFolder(job.folder).status().get("status") != FINISHED:
+                    results.append(Result(job, STOPPED, "by the user"))
+                    view.ended(results[-1])
+                    continue
+                running.append(_spawn(job, free[0], logs, places[free[0]]))
                 view.started(job)
             for item in [item for item in running if item.process.poll() is not None]:
                 running.remove(item)
@@ -126,7 +140,7 @@ def run_jobs(
     return sorted(results, key=lambda result: order[result.job.name])
 
 
-def _spawn(job: Job, logs: Path, environment: Mapping[str, str]) -> _Running:
+def _spawn(job: Job, place: int, logs: Path, environment: Mapping[str, str]) -> _Running:
     status = RunFolder(job.folder).status()
     with open(logs / f"{job.name}.log", "ab") as log:
         log.write(f"--- {now()} {' '.join(job.overrides)}\n".encode())
@@ -139,7 +153,7 @@ def _spawn(job: Job, logs: Path, environment: Mapping[str, str]) -> _Running:
             env={**os.environ, **environment, SWEEP_DIR: str(job.folder.parent), SWEEP_JOB: job.name, PARENT: str(os.getpid())},
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its jobs to save
         )
-    return _Running(job, process, time.monotonic(), status.get("ended") if status.get("status") == FINISHED else None)
+    return _Running(job, process, time.monotonic(), place, status.get("ended") if status.get("status") == FINISHED else None)
 
 
 def _result(item: _Running, logs: Path) -> Result:
@@ -147,6 +161,8 @@ def _result(item: _Running, logs: Path) -> Result:
     folder, code, seconds = RunFolder(item.job.folder), item.process.returncode, time.monotonic() - item.since
     status = folder.status()
     if code == 0:
+        if status.get("status") in (PAUSED, STOPPED):
+            return Result(item.job, str(status["status"]), str(status.get("reason", "")), seconds)
         before = item.ended_before is not None and status.get("ended") == item.ended_before
         return Result(item.job, SKIPPED if before else FINISHED, "", seconds)
     if code == PREEMPTED_CODE:
@@ -158,10 +174,10 @@ def _result(item: _Running, logs: Path) -> Result:
             folder.write_status(FAILED, reason=reason, ended=now())
         return Result(item.job, FAILED, reason, seconds)
     said = str(status.get("reason", "")) if own and status.get("status") == FAILED else ""
-    return Result(item.job, FAILED, said or _last_words(logs / f"{item.job.name}.log") or f"exit code {code}", seconds)
+    return Result(item.job, FAILED, said or last_words(logs / f"{item.job.name}.log") or f"exit code {code}", seconds)
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """The error message at the end of a log, else its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]

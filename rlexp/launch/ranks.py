@@ -16,12 +16,14 @@ from typing import Any
 
 from rlexp.launch.failure import Failure
 from rlexp.launch.files import read_json, write_json
-from rlexp.launch.signals import PREEMPTED_CODE, StopRequest
+from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, StopRequest
 from rlexp.launch.watch import PARENT
 
 POLL = 0.1
 GRACE = 1.0
 """Seconds between the first rank's death and the end of the others: time for them to say why, if they failed too"""
+CLEAN = (None, 0, PREEMPTED_CODE, PAUSED_CODE)
+"""Exit codes of ranks without a failure (None: still running)"""
 TAIL = 60
 """Lines of a dead rank's output shown on the console"""
 
@@ -104,12 +106,12 @@ def _spawn(command: Sequence[str], number: int, world: int, port: int, folder: P
 
 def _watch(ranks: list[Rank], folder: Path, stop: StopRequest) -> tuple[int, Failure | None]:
     while any(rank.process.poll() is None for rank in ranks):
-        if any(rank.process.poll() not in (None, 0, PREEMPTED_CODE) for rank in ranks):
+        if any(rank.process.poll() not in CLEAN for rank in ranks):
             time.sleep(GRACE)
             break
         time.sleep(POLL)
     codes = {rank.number: rank.process.poll() for rank in ranks}
-    failed = [rank for rank in ranks if codes[rank.number] not in (None, 0, PREEMPTED_CODE)]
+    failed = [rank for rank in ranks if codes[rank.number] not in CLEAN]
     if failed and stop.signal is not None and all(codes[rank.number] == -stop.signal for rank in failed):
         return PREEMPTED_CODE, None  # passed on to ranks that were just starting and had no handler for it yet
     if failed:

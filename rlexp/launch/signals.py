@@ -18,6 +18,8 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 PREEMPTED_CODE = 75
 """Exit code of a run that was stopped and can be continued (EX_TEMPFAIL of sysexits.h)"""
 
+PAUSED_CODE = 76
+"""What rank processes end with when their sweep had the run pause or the user stopped it; the program then ends with 0, as all went as wished"""
 
 class StopRequest:
     """Whether somebody asked this process to stop. The trainer reads it at each step boundary."""

@@ -14,12 +14,13 @@ from rlexp.config.errors import UserError
 from rlexp.config.run import RunConfig
 from rlexp.launch.external import external_rank, share_folder
 from rlexp.launch.failure import Failure, failure_of
-from rlexp.launch.folder import FAILED, FINISHED, PREEMPTED, RunFolder, now
+from rlexp.launch.folder import FAILED, FINISHED, PAUSED, PREEMPTED, STOPPED, RunFolder, now
+from rlexp.launch.jobs import SWEEP_DIR
 from rlexp.launch.lock import FolderLock
 from rlexp.launch.log import logging_to
 from rlexp.launch.opening import open_folder
 from rlexp.launch.ranks import run_ranks, worker_command
-from rlexp.launch.signals import PREEMPTED_CODE, StopRequest, handling
+from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, StopRequest, handling
 from rlexp.launch.watch import follow_parent
 from rlexp.tracking.console import short
 
@@ -30,7 +31,8 @@ Work = Callable[[StopRequest], "tuple[int, Failure | None]"]
 
 
 def start(config: RunConfig, overrides: Sequence[str]) -> int:
-    """Run a validated config. Returns 0 (finished), 1 (failed, the reason is printed and in status.json) or 75 (stopped, to be continued).
+    """Run a validated config. Returns 0 (finished, or paused or stopped as a job of its sweep), 1 (failed, the reason is printed and in status.json) or
+    75 (preempted, to be continued).
 
     Raises UserError when the run folder cannot be used. One process trains here; more (cluster.processes_per_node) are spawned. Under torchrun or
     `accelerate launch`, which set RANK, this process is one of their ranks.
@@ -40,6 +42,12 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     if external is not None:
         return _start_as_rank(config, overrides, *external)
     folder = open_folder(config, overrides)
+    parent, name, _ = place(config)
+    if RunFolder(parent / name).stopped:
+        print(f"{name} was stopped by the user: `python -m rlexp.sweep {short(parent)} resume N` lets it go on")
+        return 0
+    if config.sweep.method == "halving" and not os.environ.get(SWEEP_DIR):
+        raise UserError("sweep.method=halving compares the runs of a sweep: add -m and what they differ in, e.g. -m optimizer.learning_rate=1e-5,3e-5")
     if config.cluster.processes_per_node == 1:
         return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
     return _lead(folder, lambda stop: run_ranks(worker_command(folder.path), config.cluster.processes_per_node, folder.ranks_path, stop))
@@ -87,7 +95,8 @@ def _follow(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
     """A rank other than 0 that somebody else started: no folder, no status, errors on its own stderr."""
     with handling():
         try:
-            return _run(config, folder, rank, world)
+            code = _run(config, folder, rank, world)
+            return 0 if code == PAUSED_CODE else code
         except Exception as error:
             failure = failure_of(error)
             print(f"error: {failure.reason}" if failure.expected else failure.traceback, file=sys.stderr)
@@ -105,8 +114,9 @@ def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
         code, failure = work(stop)
     except (Exception, KeyboardInterrupt) as error:
         code, failure = 1, failure_of(error)
-    state = {0: FINISHED, PREEMPTED_CODE: PREEMPTED}.get(code, FAILED)
-    reason = stop.reason if state == PREEMPTED else failure.reason if failure else None
+    state = STOPPED if code == PAUSED_CODE and folder.stopped else {0: FINISHED, PREEMPTED_CODE: PREEMPTED, PAUSED_CODE: PAUSED}.get(code, FAILED)
+    reason = _reason(state, folder, stop) if failure is None else failure.reason
+    code = 0 if code == PAUSED_CODE else code
     if failure is not None:
         _say(folder, failure)
         if failure.expected and folder.unused:
@@ -129,6 +139,12 @@ def _say(folder: RunFolder, failure: Failure) -> None:
             file.write(f"{now()} ERROR {failure.reason}\n{failure.traceback}\n")
     except OSError:
         traceback.print_exc()
+def _reason(state: str, folder: RunFolder, stop: StopRequest) -> str | None:
+    """Why a run that did not fail ended before its last step; None when it did not."""
+    where = "" if folder.saved_step is None else f" at step {folder.saved_step}"
+    return {PREEMPTED: stop.reason, PAUSED: f"paused{where} by the sweep", STOPPED: f"stopped{where} by the user"}.get(state)
+
+
 
 
 def _write_report(folder: RunFolder) -> None:

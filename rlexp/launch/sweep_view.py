@@ -43,7 +43,7 @@ class SweepView:
         self._begun += 1
         self._running[job.name] = (job, time.monotonic())
         if not self._live:
-            self._print(f"[{self._begun}/{self._count}] started {job.label}")
+            self._print(f"[{self._begun}/{self._count}] started job {job.number}: {job.label}")
 
     def ended(self, result: Result) -> None:
         """A job is over."""
@@ -51,7 +51,7 @@ class SweepView:
         self._ended += 1
         self._failed += result.state == FAILED
         reason = f": {result.reason.splitlines()[0]}" if result.reason else ""
-        self._print(f"[{self._ended}/{self._count} done] {result.state} {result.job.label} ({result.seconds:.0f} s){reason}")
+        self._print(f"[{self._ended}/{self._count} done] job {result.job.number} {result.state}: {result.job.label} ({result.seconds:.0f} s){reason}")
 
     def refresh(self) -> None:
         """Draw the running jobs anew, at most twice a second."""
@@ -60,7 +60,10 @@ class SweepView:
         self._refreshed = time.monotonic()
         failed = f", {self._failed} failed" if self._failed else ""
         head = f"{self._ended} of {self._count} jobs done{failed}, {len(self._running)} running"
-        lines = [head, *(f"  {job.label}  {progress_of(job.folder)}  {time.monotonic() - since:.0f} s" for job, since in self._running.values())]
+        lines = [
+            head,
+            *(f"  job {job.number}: {job.label}  {progress_of(job.folder)}  {time.monotonic() - since:.0f} s" for job, since in self._running.values()),
+        ]
         self._live.update(Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)), refresh=True)
 
     def _print(self, line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
@@ -21,29 +21,38 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart. dots: few measured points, joined, instead of a dense curve."""
+    """One line of a chart. dots: few measured points, joined, instead of a dense curve. colour: None chooses one."""
 
     label: str
     points: Points
     dots: bool = False
+    colour: str | None = None
 
 
-def chart(title: str, lines: Sequence[Line]) -> str:
-    """A figure with the lines over one pair of axes; x is the step. Empty text when there is nothing to draw."""
-    lines = [Line(line.label, thin(line.points), line.dots) for line in lines if line.points]
+def chart(title: str, lines: Sequence[Line], last: bool = True) -> str:
+    """A figure with the lines over one pair of axes; x is the step. last: show the last value of the first line in its head. Empty without any point."""
+    lines = [replace(line, points=thin(line.points)) for line in lines if line.points]
     if not lines:
         return ""
     x_axis = Axis.over([x for line in lines for x, _ in line.points], LEFT, WIDTH - RIGHT, whole=True)
     y_axis = Axis.over([y for line in lines for _, y in line.points], HEIGHT - BOTTOM, TOP)
     parts = [_grid(x_axis, y_axis)]
-    for line, colour in zip(lines, COLOURS * (len(lines) // len(COLOURS) + 1), strict=False):
+    colours = [line.colour or colour for line, colour in zip(lines, palette(len(lines)), strict=True)]
+    for line, colour in zip(lines, colours, strict=True):
         parts.append(_line(line, colour, x_axis, y_axis, alone=len(lines) == 1))
-    last = lines[0].points[-1][1]
+    value = f"<i>{number(lines[0].points[-1][1])}</i>" if last else ""
     legend = (
-        "".join(f'<span style="color:{colour}">● {escape(line.label)}</span>' for line, colour in zip(lines, COLOURS, strict=False)) if len(lines) > 1 else ""
+        "".join(f'<span style="color:{colour}">● {escape(line.label)}</span>' for line, colour in zip(lines, colours, strict=True)) if len(lines) > 1 else ""
     )
-    head = f"<figcaption><b>{escape(title)}</b><i>{number(last)}</i></figcaption>" + (f'<div class="legend">{legend}</div>' if legend else "")
+    head = f"<figcaption><b>{escape(title)}</b>{value}</figcaption>" + (f'<div class="legend">{legend}</div>' if legend else "")
     return f'<figure>{head}<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+
+
+def palette(count: int) -> Sequence[str]:
+    """A colour for each of so many lines; many are spread around the colour circle, neighbours alternately light and dark."""
+    if count <= len(COLOURS):
+        return COLOURS[:count]
+    return [f"hsl({round(360 * number / count)} 75% {36 if number % 2 else 50}%)" for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ def _grid(x_axis: Axis, y_axis: Axis) -> str:
 
 def _line(line: Line, colour: str, x_axis: Axis, y_axis: Axis, alone: bool) -> str:
     smooth = alone and not line.dots and len(line.points) >= SMOOTHED_FROM
-    drawn = _path(line.points, colour, x_axis, y_axis, faint=smooth)
+    drawn = _path(line.points, colour, x_axis, y_axis, faint=smooth, label="" if alone else line.label)
     if smooth:
         drawn += _path(smoothed(line.points), colour, x_axis, y_axis)
     if line.dots or len(line.points) == 1:
@@ -107,10 +116,12 @@ def _line(line: Line, colour: str, x_axis: Axis, y_axis: Axis, alone: bool) -> s
     return drawn
 
 
-def _path(points: Points, colour: str, x_axis: Axis, y_axis: Axis, faint: bool = False) -> str:
+def _path(points: Points, colour: str, x_axis: Axis, y_axis: Axis, faint: bool = False, label: str = "") -> str:
+    """A line of straight pieces. label: shown where the mouse points at it."""
     corners = " ".join(f"{x_axis.place(x)},{y_axis.place(y)}" for x, y in points)
     width, opacity = (1, 0.3) if faint else (1.8, 1)
-    return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"/>'
+    looks = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"'
+    return f'<polyline points="{corners}" {looks}>' + (f"<title>{escape(label)}</title>" if label else "") + "</polyline>"
 
 
 def smoothed(points: Points) -> list[tuple[float, float]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlexp.config.errors import UserError
-from rlexp.reports.run_view import read_run
-from rlexp.reports.sweep_folder import recorded_jobs
+from rlexp.records.sweep import recorded_jobs, stop_mark
+from rlexp.reports.run_view import RunView, read_run
 
 RESULTS = ("status", "steps", "reward", "accuracy_start", "accuracy_end", "accuracy_best", "seconds")
 """Columns of results. reward is the mean over the last REWARD_STEPS logged steps"""
@@ -26,10 +27,14 @@ class Row:
     """One job."""
 
     name: str
+    number: int | None
+    """of the job in its sweep, from 1; None for a run that is no job of it"""
     choices: dict[str, str]
     """override key -> value"""
     results: dict[str, Value] = field(default_factory=dict)
     reason: str = ""
+    run: RunView | None = None
+    """its folder as read from the disk, None without one"""
 
     @property
     def objective(self) -> float | None:
@@ -48,15 +53,23 @@ class Table:
     rows: list[Row]
     keys: list[str]
 
+    @property
+    def columns(self) -> list[str]:
+        """What people see: the numbers of jobs, for a sweep; what differs, else the names of the runs; and the results."""
+        numbers = ["job"] if any(row.number is not None for row in self.rows) else []
+        return [*numbers, *(self.keys or ["run"]), *RESULTS]
+
     def value(self, row: Row, column: str) -> Value:
         """A cell."""
-        return row.name if column == "run" else row.results[column] if column in RESULTS else row.choices.get(column)
+        own: dict[str, Value] = {"run": row.name, "job": row.number}
+        return own[column] if column in own else row.results[column] if column in RESULTS else row.choices.get(column)
 
     def sort(self, column: str) -> None:
         """Order the rows by a column: accuracy, reward and steps from the largest, others upwards, empty cells last. Raises UserError for no such column."""
         column = "accuracy_end" if column == "accuracy" else column
-        if column not in ("run", *self.keys, *RESULTS):
-            raise UserError(f"--sort {column}: no such column; there are {', '.join(('run', *self.keys, *RESULTS))}")
+        there = list(dict.fromkeys(["run", *self.columns]))
+        if column not in there:
+            raise UserError(f"--sort {column}: no such column; there are {', '.join(there)}")
         filled = [row for row in self.rows if self.value(row, column) is not None]
         empty = [row for row in self.rows if self.value(row, column) is None]
         self.rows = sorted(filled, key=lambda row: _order(self.value(row, column)), reverse=column in LARGER_FIRST) + empty
@@ -66,18 +79,20 @@ def read_sweep(folder: Path) -> Table:
     """The jobs of a sweep, those without a run folder too; without sweep.json, all run folders in it. Raises UserError when there are none."""
     jobs = recorded_jobs(folder)
     found = sorted(path.name for path in folder.iterdir() if (path / "status.json").is_file()) if folder.is_dir() else []
-    rows = [_row(folder / name, jobs.get(name, {}).get("overrides"), jobs.get(name, {}).get("reason", "")) for name in dict.fromkeys([*jobs, *found])]
+    numbers = {name: number for number, name in enumerate(jobs, start=1)}
+    rows = [_row(folder / name, numbers.get(name), jobs.get(name, {})) for name in dict.fromkeys([*jobs, *found])]
     if not rows:
         raise UserError(f"{folder} holds no runs: give a sweep's folder, e.g. outputs/sweeps/NAME, or a folder of run folders")
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     return Table(rows, [key for key in keys if len({row.choices.get(key) for row in rows}) > 1])
 
 
-def _row(path: Path, overrides: Sequence[str] | None, reason: str) -> Row:
+def _row(path: Path, number: int | None, job: Mapping[str, Any]) -> Row:
+    overrides, reason = job.get("overrides"), str(job.get("reason", ""))
     if not (path / "status.json").is_file():
         results: dict[str, Value] = dict.fromkeys(RESULTS)
-        results["status"] = "failed" if reason else "not started"
-        return Row(path.name, _choices(overrides or []), results, reason)
+        results["status"] = "stopped" if stop_mark(path).exists() else "failed" if reason else "not started"
+        return Row(path.name, number, _choices(overrides or [], path.parent), results, reason)
     run = read_run(path)
     results = {
         "status": run.state,
@@ -89,11 +104,15 @@ def _row(path: Path, overrides: Sequence[str] | None, reason: str) -> Row:
         "seconds": run.seconds,
     }
     why = str(run.status.get("reason", "")) or ("its process is gone" if run.state == "died" else reason if run.state != "finished" else "")
-    return Row(path.name, _choices(overrides if overrides is not None else run.overrides), results, why)
+    return Row(path.name, number, _choices(overrides if overrides is not None else run.overrides, path.parent), results, why, run)
 
 
-def _choices(overrides: Sequence[str]) -> dict[str, str]:
-    return {key.lstrip("+"): value for key, _, value in (override.partition("=") for override in overrides)}
+def _choices(overrides: Sequence[str], folder: Path) -> dict[str, str]:
+    """Key -> value of the overrides that say what a run is, not how its sweep is run; paths as seen from the folder."""
+    here = f"{folder.absolute()}/"
+    pairs = [(key.lstrip("+~"), value) for key, _, value in (override.partition("=") for override in overrides)]
+    chosen = {key: value for key, value in pairs if key != "sweep" and not key.startswith("sweep.")}
+    return {key: value.strip('"').removeprefix(here) if here in value else value for key, value in chosen.items()}
 
 
 def _order(value: Value) -> tuple[int, float, str]:
@@ -106,10 +125,10 @@ def _order(value: Value) -> tuple[int, float, str]:
 
 def text_table(table: Table) -> str:
     """The table for a terminal."""
-    columns = [*(table.keys or ["run"]), *RESULTS]
-    cells = [columns, *([_text(table.value(row, column)) for column in columns] for row in table.rows)]
+    columns = table.columns
+    cells = [columns, *([cell_text(table.value(row, column)) for column in columns] for row in table.rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
-    left = len(columns) - len(RESULTS) + 1
+    left = len(columns) - len(RESULTS) + 1  # texts, and the status
     lines = [
         "  ".join(cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
         for line in cells
@@ -125,7 +144,7 @@ def reasons_text(table: Table) -> str:
 
 def csv_table(table: Table) -> str:
     """The table as CSV, all numbers in full, with the reasons."""
-    columns = ["run", *table.keys, *RESULTS]
+    columns = list(dict.fromkeys(["run", *table.columns]))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*columns, "reason"])
@@ -134,7 +153,7 @@ def csv_table(table: Table) -> str:
     return out.getvalue()
 
 
-def _text(value: Value) -> str:
+def cell_text(value: Value) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) and value < 100 else f"{value:.0f}" if isinstance(value, float) else str(value)

@@ -105,18 +105,19 @@ class Trainer:
     # the loop
 
     def run(self) -> str:
-        """Train to the end or until asked to stop. Returns "finished" or "preempted"."""
+        """Train to the end, to sweep.pause_at, or until asked to stop. Returns "finished", "paused" or "preempted"."""
         if self.progress.step == 0 and self.progress.evaluated_step < 0 and self.config.evaluation.at_start:
             self._evaluate()
-        while self.progress.step < self.parts.total_steps:
+        until = min(self.parts.total_steps, self.config.sweep.pause_at or self.parts.total_steps)
+        while self.progress.step < until:
             self.work = self.work or self._next_work()
             stop = self._train_step(self.work)
             if self.work.next == len(self.work.plan.steps) * self.passes:
                 self.work = None
-            self._after_step(stop)
-            if stop and self.progress.step < self.parts.total_steps:
+            self._after_step(stop or self.progress.step == until)
+            if stop and self.progress.step < until:
                 return "preempted"
-        return "finished"
+        return "finished" if self.progress.step >= self.parts.total_steps else "paused"
 
     def _next_work(self) -> Work:
         parts, needs = self.parts, self._needs()
@@ -181,15 +182,15 @@ class Trainer:
         self._log_step(work, totals, metrics, first_pass)
         return totals.stop
 
-    def _after_step(self, stop: bool) -> None:
-        """Evaluation and checkpoint, when due. The last step always gets both."""
+    def _after_step(self, leaving: bool) -> None:
+        """Evaluation and checkpoint, when due. The last step always gets both; leaving: the run pauses or stops here, so that it is saved."""
         step, config = self.progress.step, self.config.checkpoint
         last = step >= self.parts.total_steps
         better = False
         if self.parts.evaluator.enabled and (last or self.parts.evaluator.due(step)):
             with self._fault("evaluate"):
                 better = self._evaluate()
-        if config.name != "none" and (last or stop or better or step % config.steps == 0):
+        if config.name != "none" and (last or leaving or better or step % config.steps == 0):
             with self._fault("checkpoint"):
                 self.save()
 

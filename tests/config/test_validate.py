@@ -54,6 +54,11 @@ CASES = [
     (["generation.stop=['']"], "generation.stop holds an empty string"),
     (["run.name=a/b"], "run.name=a/b must be letters"),
     (["sweep.name=a/b"], "sweep.name=a/b must be letters"),
+    (["sweep=halving", "evaluation.steps=null"], "sweep.method=halving compares runs by evaluations on their way: set evaluation.steps"),
+    (["sweep=halving", "data.eval_size=0"], "sweep.method=halving compares runs by evaluations, and there are none"),
+    (["sweep=halving", "evaluation.steps=10", "sweep.pause_at=15"], "sweep.pause_at=15 is no multiple of evaluation.steps=10"),
+    (["sweep.pause_at=15", "checkpoint=none"], "sweep.pause_at=15 pauses runs by a checkpoint, and checkpoint=none saves none"),
+    (["sweep=halving", "evaluation.steps=10", "sweep.metric=accurcy"], "sweep.metric=accurcy is no metric of the evaluation; did you mean accuracy?"),
 ]
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlexp.launch.folder import RunFolder
+from rlexp.launch.folder import RunFolder, now
 from rlexp.launch.jobs import Job, Result, run_jobs
 from rlexp.launch.lock import is_alive
 from rlexp.launch.signals import StopRequest
 from rlexp.launch.sweep_view import SweepView, progress_of
+from rlexp.records.sweep import stop_mark
 
 PRELUDE = """
 import json, os, sys, time
@@ -33,7 +34,7 @@ def status(state, **fields):
 
 
 def job(sweep: Path, seed: int, body: str) -> Job:
-    return Job((f"run.seed={seed}",), (sys.executable, "-c", PRELUDE + body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}")
+    return Job((f"run.seed={seed}",), (sys.executable, "-c", PRELUDE + body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}", seed)
 
 
 class Quiet:
@@ -67,7 +68,7 @@ if seed == 2:
     sys.exit(1)
 status("finished", ended=now())
 """
-    results = run_jobs([job(tmp_path, seed, body) for seed in (1, 2, 3)], 1, tmp_path / "logs", Quiet(), StopRequest())
+    results = run_jobs([job(tmp_path, seed, body) for seed in (1, 2, 3)], [{}], tmp_path / "logs", Quiet(), StopRequest())
     assert [(result.state, result.reason) for result in results] == [("finished", ""), ("failed", "ValueError: seed two"), ("finished", "")]
     assert [RunFolder(result.job.folder).status()["status"] for result in results] == ["finished", "failed", "finished"]
     log = (tmp_path / "logs" / "seed=2.log").read_text().splitlines()
@@ -75,21 +76,40 @@ status("finished", ended=now())
 
 
 def test_an_option_stops_at_the_first_failure(tmp_path: Path) -> None:
-    results = run_jobs([job(tmp_path, seed, "sys.exit(seed == 1)") for seed in (1, 2, 3)], 1, tmp_path / "logs", Quiet(), StopRequest(), stop_on_failure=True)
+    results = run_jobs(
+        [job(tmp_path, seed, "sys.exit(seed == 1)") for seed in (1, 2, 3)], [{}], tmp_path / "logs", Quiet(), StopRequest(), stop_on_failure=True
+    )
     assert [result.state for result in results] == ["failed", "not started", "not started"]
 
 
-def test_side_by_side_and_with_their_environment(tmp_path: Path) -> None:
+def test_side_by_side_each_with_the_environment_of_its_place(tmp_path: Path) -> None:
     body = """
-(folder.path / "here").write_text(os.environ["OMP_NUM_THREADS"])
-deadline = time.monotonic() + 20
+(folder.path / "here").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+deadline = time.monotonic() + 60
 while len(list(folder.path.parent.glob("*/here"))) < 2 and time.monotonic() < deadline: time.sleep(0.02)
-sys.exit(len(list(folder.path.parent.glob("*/here"))) < 2)
+if seed == 1:  # until the others have had the other place one after the other
+    while len(list(folder.path.parent.glob("*/here"))) < 4 and time.monotonic() < deadline: time.sleep(0.02)
+sys.exit(time.monotonic() > deadline)
 """
     view = Quiet()
-    results = run_jobs([job(tmp_path, seed, body) for seed in (1, 2, 3, 4)], 2, tmp_path / "logs", view, StopRequest(), environment={"OMP_NUM_THREADS": "7"})
+    places = [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    results = run_jobs([job(tmp_path, seed, body) for seed in (1, 2, 3, 4)], places, tmp_path / "logs", view, StopRequest())
     assert [result.state for result in results] == ["finished"] * 4 and view.most_at_once == 2
-    assert (tmp_path / "seed=1" / "here").read_text() == "7"
+    assert [(tmp_path / f"seed={seed}" / "here").read_text() for seed in (1, 2, 3, 4)] == ["0,1", "2,3", "2,3", "2,3"]
+
+
+def test_stopped_jobs_are_not_started_and_paused_ones_say_so(tmp_path: Path) -> None:
+    body = "status('paused', reason='paused at step 2 by the sweep')"
+    jobs = [job(tmp_path, seed, body) for seed in (1, 2, 3)]
+    for stopped in jobs[1:]:
+        stop_mark(stopped.folder).parent.mkdir(exist_ok=True)
+        stop_mark(stopped.folder).touch()
+    jobs[2].folder.mkdir()
+    RunFolder(jobs[2].folder).write_status("finished", ended=now())  # it was done before anybody could stop it
+    view = Quiet()
+    results = run_jobs(jobs, [{}], tmp_path / "logs", view, StopRequest())
+    assert [(result.state, result.reason) for result in results][:2] == [("paused", "paused at step 2 by the sweep"), ("stopped", "by the user")]
+    assert not jobs[1].folder.exists() and "started seed=2" not in view.lines and "started seed=3" in view.lines
 
 
 def test_what_is_said_about_each_end(tmp_path: Path) -> None:
@@ -102,7 +122,7 @@ def test_what_is_said_about_each_end(tmp_path: Path) -> None:
     ]
     RunFolder(jobs[4].folder).path.mkdir()
     RunFolder(jobs[4].folder).write_status("finished", ended="2026-01-01T00:00:00+00:00")
-    results = run_jobs(jobs, 2, tmp_path / "logs", Quiet(), StopRequest())
+    results = run_jobs(jobs, [{}, {}], tmp_path / "logs", Quiet(), StopRequest())
     assert [(result.state, result.reason) for result in results] == [
         ("failed", "killed by SIGKILL (out of memory?)"),
         ("failed", "loss.epsilon: too large\nsecond line"),
@@ -121,9 +141,9 @@ from rlexp.launch.jobs import Job, run_jobs
 from rlexp.launch.signals import handling
 from rlexp.launch.sweep_view import SweepView
 sweep, body = Path(sys.argv[1]), sys.argv[2]
-jobs = [Job((f"run.seed={seed}",), (sys.executable, "-c", body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}") for seed in (1, 2, 3)]
+jobs = [Job((f"run.seed={seed}",), (sys.executable, "-c", body, str(seed)), sweep / f"seed={seed}", f"run.seed={seed}", seed) for seed in (1, 2, 3)]
 with handling() as stop, SweepView(3) as view:
-    results = run_jobs(jobs, 2, sweep / "logs", view, stop)
+    results = run_jobs(jobs, [{}, {}], sweep / "logs", view, stop)
 print(json.dumps([result.state for result in results]))
 """
 WORKING = """
@@ -155,7 +175,7 @@ def test_ctrl_c_lets_the_jobs_save_and_starts_no_more(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=20)[0].splitlines()
     assert json.loads(out[-1]) == ["preempted", "preempted", "not started"]
-    assert out[:2] == ["[1/3] started run.seed=1", "[2/3] started run.seed=2"]
+    assert out[:2] == ["[1/3] started job 1: run.seed=1", "[2/3] started job 2: run.seed=2"]
     assert not (tmp_path / "seed=3").exists()
 
 
@@ -177,12 +197,12 @@ def test_the_view_tells_where_a_run_is(tmp_path: Path) -> None:
     assert progress_of(tmp_path) == "step 12  reward 0.432  accuracy 0.25"
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    one = Job(("experiment=x", "run.seed=1"), (), tmp_path, "run.seed=1")
+    one = Job(("experiment=x", "run.seed=1"), (), tmp_path, "run.seed=1", 7)
     with SweepView(2, console) as view:
         view.started(one)
         view.refresh()
         view.ended(Result(one, "failed", "ValueError: [bold] two\nmore", 3.4))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0 of 2 jobs done, 1 running" in shown and "run.seed=1  step 12  reward 0.432" in shown
-    assert "[1/2 done] failed run.seed=1 (3 s): ValueError: [bold] two" in shown
+    assert "0 of 2 jobs done, 1 running" in shown and "job 7: run.seed=1  step 12  reward 0.432" in shown
+    assert "[1/2 done] job 7 failed: run.seed=1 (3 s): ValueError: [bold] two" in shown
     assert os.environ.get("RLEXP_SWEEP_JOB") is None

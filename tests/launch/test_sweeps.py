@@ -51,9 +51,9 @@ def test_one_job_fails_and_the_same_command_finishes_the_sweep(programs: Program
     second_log = (sweep / "logs" / f"{folders['run.seed=2'].name}.log").read_text()
     assert "Traceback" in (folders["run.seed=2"] / "train.log").read_text() and "seed two" in second_log
     assert re.search(r"failed: .*run\.seed=2\n  .*seed two", first.err) and "run.seed=1\n" not in first.err
-    table = first.out[first.out.index("run.seed  status") :].splitlines()
+    table = first.out[first.out.index("job  run.seed  status") :].splitlines()
     assert first.out.endswith("\n2 finished, 1 failed\n")
-    assert [line.split()[:3] for line in table[2:5]] == [["1", "finished", "2"], ["2", "failed", "0"], ["3", "finished", "2"]]
+    assert [line.split()[1:4] for line in table[2:5]] == [["1", "finished", "2"], ["2", "failed", "0"], ["3", "finished", "2"]]
 
     (tmp_path / "repaired").touch()
     again = programs.train(*command, cwd=tmp_path, env=env)

@@ -146,4 +146,4 @@ def test_long_lines_are_thinned_and_smoothed_without_lag() -> None:
     assert [y for _, y in smoothed(thinned)] == pytest.approx([y for _, y in thinned], abs=0.5)
     assert thin(line[:5]) == line[:5]
     assert chart("empty", [Line("a", [])]) == ""
-    assert chart("a<b", [Line("x", [(1, 1.0)]), Line("<y>", [(1, 2.0)])]).count("&lt;") == 3
+    assert chart("a<b", [Line("x", [(1, 1.0)]), Line("<y>", [(1, 2.0)])]).count("&lt;") == 4  # title twice, legend, and where the mouse points

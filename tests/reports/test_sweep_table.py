@@ -13,7 +13,7 @@ import pytest
 from made_up_runs import write_run
 
 from rlexp.config.errors import UserError
-from rlexp.reports.sweep_folder import record_jobs, recorded_jobs
+from rlexp.records.sweep import forget_job, record_jobs, recorded_jobs, stop_mark
 from rlexp.reports.sweep_table import csv_table, read_sweep, reasons_text, text_table
 
 
@@ -51,8 +51,20 @@ def test_rows_and_columns(sweep: Path) -> None:
 
 def test_as_text(sweep: Path) -> None:
     lines = text_table(read_sweep(sweep)).splitlines()
-    assert lines[0].split() == ["loss", "run.seed", "status", "steps", "reward", "accuracy_start", "accuracy_end", "accuracy_best", "seconds"]
-    assert lines[2].split()[:4] == ["dapo", "1", "finished", "40"] and lines[5].split() == ["grpo", "3", "not", "started", "-", "-", "-", "-", "-", "-"]
+    assert lines[0].split() == ["job", "loss", "run.seed", "status", "steps", "reward", "accuracy_start", "accuracy_end", "accuracy_best", "seconds"]
+    assert lines[2].split()[:5] == ["1", "dapo", "1", "finished", "40"] and lines[5].split() == [
+        "4",
+        "grpo",
+        "3",
+        "not",
+        "started",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+    ]
     assert len(lines) == 6
     assert reasons_text(read_sweep(sweep)).splitlines() == ["", "grpo 2: ValueError: seed two", "", "dapo 10: loss.epsilon: too large"]
 
@@ -65,7 +77,7 @@ def test_sorting(sweep: Path) -> None:
     assert [row.name for row in table.rows] == ["a", "b", "d", "c"]  # largest first, empty ones last, in the order they had
     table.sort("run")
     assert [row.name for row in table.rows] == ["a", "b", "c", "d"]
-    with pytest.raises(UserError, match=r"--sort colour: no such column; there are run, loss, run\.seed, status"):
+    with pytest.raises(UserError, match=r"--sort colour: no such column; there are run, job, loss, run\.seed, status"):
         table.sort("colour")
 
 
@@ -87,7 +99,19 @@ def test_a_folder_of_runs_that_no_sweep_made(tmp_path: Path) -> None:
 def test_jobs_are_added_to_the_record(tmp_path: Path) -> None:
     record_jobs(tmp_path, {"a": ["run.seed=1"]}, {"a": "broke"})
     record_jobs(tmp_path, {"b": ["run.seed=2"]})
-    assert recorded_jobs(tmp_path) == {"a": {"overrides": ["run.seed=1"], "reason": "broke"}, "b": {"overrides": ["run.seed=2"], "reason": ""}}
+    record_jobs(tmp_path, {"b": ["run.seed=2"]}, flags=["--config-dir", "mine"])
+    record_jobs(tmp_path, {"b": ["run.seed=2"]}, {"b": "broke too"})
+    first = {"overrides": ["run.seed=1"], "flags": [], "reason": "broke"}
+    assert recorded_jobs(tmp_path) == {"a": first, "b": {"overrides": ["run.seed=2"], "flags": ["--config-dir", "mine"], "reason": "broke too"}}
+    forget_job(tmp_path, "b")
+    assert recorded_jobs(tmp_path) == {"a": first}
+
+
+def test_a_job_that_was_stopped_before_it_started(tmp_path: Path) -> None:
+    record_jobs(tmp_path, {"a": ["run.seed=1"], "b": ["run.seed=2"]}, {"b": "by the user"})
+    stop_mark(tmp_path / "b").parent.mkdir()
+    stop_mark(tmp_path / "b").touch()
+    assert [row.results["status"] for row in read_sweep(tmp_path).rows] == ["not started", "stopped"]
 
 
 def test_the_program(sweep: Path, tmp_path: Path) -> None:
@@ -95,7 +119,7 @@ def test_the_program(sweep: Path, tmp_path: Path) -> None:
         return subprocess.run([sys.executable, "-m", "rlexp.sweep", *arguments], capture_output=True, text=True, check=False)
 
     shown = run(str(sweep), "--sort", "run.seed")
-    assert shown.returncode == 0 and shown.stdout.splitlines()[2].startswith("dapo  1")
-    assert run(str(sweep), "--csv").stdout.startswith("run,loss,run.seed,status,steps,")
+    assert shown.returncode == 0 and shown.stdout.splitlines()[2].startswith("1    dapo  1")
+    assert run(str(sweep), "--csv").stdout.startswith("run,job,loss,run.seed,status,steps,")
     empty = run(str(tmp_path))
     assert empty.returncode == 1 and empty.stderr.startswith(f"error: {tmp_path} holds no runs") and "Traceback" not in empty.stderr
