@@ -18,7 +18,7 @@ from rlexp.launch.folder import FAILED, FINISHED, PAUSED, PREEMPTED, STOPPED, Ru
 from rlexp.launch.jobs import SWEEP_DIR
 from rlexp.launch.lock import FolderLock
 from rlexp.launch.log import logging_to
-from rlexp.launch.opening import open_folder
+from rlexp.launch.opening import open_folder, place
 from rlexp.launch.ranks import run_ranks, worker_command
 from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, StopRequest, handling
 from rlexp.launch.watch import follow_parent
@@ -38,16 +38,16 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     `accelerate launch`, which set RANK, this process is one of their ranks.
     """
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
-    external = external_rank()
-    if external is not None:
-        return _start_as_rank(config, overrides, *external)
-    folder = open_folder(config, overrides)
     parent, name, _ = place(config)
     if RunFolder(parent / name).stopped:
         print(f"{name} was stopped by the user: `python -m rlexp.sweep {short(parent)} resume N` lets it go on")
         return 0
     if config.sweep.method == "halving" and not os.environ.get(SWEEP_DIR):
         raise UserError("sweep.method=halving compares the runs of a sweep: add -m and what they differ in, e.g. -m optimizer.learning_rate=1e-5,3e-5")
+    external = external_rank()
+    if external is not None:
+        return _start_as_rank(config, overrides, *external)
+    folder = open_folder(config, overrides)
     if config.cluster.processes_per_node == 1:
         return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
     return _lead(folder, lambda stop: run_ranks(worker_command(folder.path), config.cluster.processes_per_node, folder.ranks_path, stop))
