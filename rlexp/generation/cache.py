@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-_BLOCK = 64
+BLOCK = 64
 """positions added when the buffer is full"""
 
 
@@ -52,7 +52,7 @@ class GrowingLayer(DynamicLayer):
 
 def _grown(held: Tensor, new: Tensor, end: int) -> Tensor:
     rows, heads, _, size = new.shape
-    buffer = torch.empty(rows, heads, end + _BLOCK, size, dtype=new.dtype, device=new.device)
+    buffer = torch.empty(rows, heads, end + BLOCK, size, dtype=new.dtype, device=new.device)
     buffer[:, :, : held.shape[2]] = held
     return buffer
 

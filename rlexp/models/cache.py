@@ -22,20 +22,25 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlexp"
 
 
+def place(name: str, recipe: Mapping[str, Any]) -> Path:
+    """The folder of a made model, whether it is there yet or not. recipe: everything the contents depend on (its hash is part of the name)."""
+    digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=6).hexdigest()
+    return cache_root() / f"{name}-{digest}"
+
+
 def cached(name: str, recipe: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
     """The folder that `make(folder)` fills, made on first use only.
 
-    recipe: everything the contents depend on (its hash is part of the folder's name). A second process waits for the first; one
-    that dies half-way leaves nothing behind that is taken for finished. Raises UserError when the cache cannot be written.
+    recipe: everything the contents depend on. A second process waits for the first; one that dies half-way leaves nothing behind that is
+    taken for finished. Raises UserError when the cache cannot be written.
     """
-    digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=6).hexdigest()
-    root = cache_root()
-    folder = root / f"{name}-{digest}"
+    folder = place(name, recipe)
+    root = folder.parent
     if folder.is_dir():
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with open(root / f"{name}-{digest}.lock", "w") as lock:
+        with open(root / f"{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
                 _make(folder, make)

@@ -54,6 +54,12 @@ def load(config: HubModelConfig, *, seed: int) -> LoadedModel:
     )
 
 
+def architecture(config: HubModelConfig) -> PretrainedConfig:
+    """The sizes of a model, from its config.json alone. Raises UserError as `load` does."""
+    code = ["*.py"] if config.trust_remote_code else []
+    return _architecture(fetch(config.path, config.revision, ["config.json", *code], "model.path"), config.trust_remote_code)
+
+
 def load_folder(
     folder: Path,
     config: ModelConfig,
@@ -70,7 +76,7 @@ def load_folder(
     origin: the name under which a saved adapter finds its base again; None: the folder.
     """
     architecture = _architecture(folder, trust_remote_code)
-    tokenizer = _tokenizer(tokenizer_folder or folder, config.chat_template, trust_remote_code)
+    tokenizer = tokenizer_in(tokenizer_folder or folder, config.chat_template, trust_remote_code)
     module: Any = _module(folder, architecture, config, seed=seed, trust_remote_code=trust_remote_code, random_weights=random_weights)
     embeddings = module.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > embeddings:
@@ -86,7 +92,7 @@ def load_folder(
     module.name_or_path = "" if random_weights else origin or str(folder)
     if config.disable_dropout:
         disable_dropout(module)
-    return LoadedModel(module.eval(), tokenizer, eos_ids, _context(architecture, tokenizer), label)
+    return LoadedModel(module.eval(), tokenizer, eos_ids, context_of(architecture, tokenizer), label)
 
 
 def disable_dropout(module: nn.Module) -> None:
@@ -127,8 +133,14 @@ def _architecture(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
     return architecture
 
 
-def _tokenizer(folder: Path, template: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken")):
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a local folder holds files of a tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model", "*.tiktoken"))
+
+
+def tokenizer_in(folder: Path, template: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder, padding on the left. template: file of a chat template that replaces its own. Raises UserError."""
+    if not has_tokenizer(folder):
         raise UserError(f"model.tokenizer: {folder} has no tokenizer files: set model.tokenizer")  # transformers would make an empty one
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, padding_side="left")
@@ -184,7 +196,7 @@ def _eos_ids(folder: Path, architecture: PretrainedConfig, tokenizer: PreTrained
     return tuple(sorted(int(token) for token in ids if token is not None and 0 <= token < vocabulary))
 
 
-def _context(architecture: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def context_of(architecture: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> int:
     """The longest sequence: the architecture's, or the tokenizer's limit where the architecture has none (state-space models)."""
     positions = getattr(architecture.get_text_config(), "max_position_embeddings", None)
-    return int(positions or min(tokenizer.model_max_length, 2**20))
+    return int(positions or min(tokenizer.model_max_length if tokenizer is not None else 2**20, 2**20))

@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PretrainedConfig
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import SmolLM2ModelConfig
-from rlexp.models.cache import cached
+from rlexp.models.cache import cached, place
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 
@@ -32,6 +32,27 @@ def load(config: SmolLM2ModelConfig, *, seed: int) -> LoadedModel:
     """The pretrained chat model, fetched and converted to safetensors on first use (about a minute), then read from the cache."""
     folder = cached("smollm2-135m", RECIPE, _make)
     return load_folder(folder, config, seed=seed, label="smollm2_135m")
+
+
+def converted_folder() -> Path:
+    """Where the converted model is, once it has been fetched."""
+    return place("smollm2-135m", RECIPE)
+
+
+def architecture() -> PretrainedConfig:
+    """The sizes that the file states, without the file."""
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_theta": 100000.0, "rope_type": "default"},
+        tie_word_embeddings=True,
+    )
 
 
 def _make(folder: Path) -> None:
