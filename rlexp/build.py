@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
 from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
-from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import sampling_from
 from rlexp.generation.start import start_generator
@@ -37,7 +36,7 @@ from rlexp.models.float32_head import use_float32_head
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.network import Network
-from rlexp.models.recompute import recompute_activations
+from rlexp.models.prepare import prepared
 from rlexp.models.router import router_coefficient
 from rlexp.records.state import TrainerState
 from rlexp.rewards.runner import RewardRunner
@@ -45,12 +44,11 @@ from rlexp.rollout.ahead import ReadAhead
 from rlexp.rollout.player import Player
 from rlexp.tracking.journal import Journal
 from rlexp.training import checkpoint
-from rlexp.training.companions import companions_of
 from rlexp.training.evaluation import Evaluator
 from rlexp.training.finish import model_folder, save_models, summary_of
-from rlexp.training.networks import AnyCompanion, Trainable
 from rlexp.training.silent import SilentLog
 from rlexp.training.step import StepRunner
+from rlexp.training.trainables import autocast_dtype, build_network, build_networks
 from rlexp.training.trainer import Parts, Trainer
 
 log = logging.getLogger(__name__)
@@ -74,14 +72,7 @@ def prepare_torch(config: RunConfig, world: int) -> int:
 
 def build_model(config: RunConfig, device: torch.device) -> LoadedModel:
     """The policy's model and tokenizer, with its adapter if it has one, on its device."""
-    loaded = registry.MODELS.load(config.model.name)(config.model, seed=config.run.seed)
-    if config.model.cast_lm_head_to_fp32:
-        use_float32_head(loaded.module)
-    loaded = registry.PEFTS.load(config.peft.name)(loaded, config.peft, seed=config.run.seed)
-    loaded.module.to(device)
-    if config.trainer.gradient_checkpointing:
-        recompute_activations(loaded.module, config.trainer.recompute)
-    return loaded
+    return prepared(registry.MODELS.load(config.model.name)(config.model, seed=config.run.seed), config, device)
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
@@ -94,41 +85,6 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     algorithm.seed = config.run.seed
     algorithm.reward_weights = {key: term.weight for key, term in config.reward.terms.items()}
     return algorithm
-
-
-def autocast_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
-    """Dtype of the forward's matrix products: auto is bf16 on a GPU and the weights' own on a CPU."""
-    precision = config.trainer.precision
-    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
-        return torch.bfloat16
-    return None
-
-
-def build_network(config: RunConfig, network_class: type[Network], source: LoadedModel, device: torch.device) -> Network:
-    """One network of the loop around a model."""
-    temperature = sampling_from(config.generation).temperature
-    model, autocast = config.model, autocast_dtype(config, device)
-    return network_class(
-        source, temperature=temperature, chunk=config.trainer.logits_chunk, autocast=autocast, attention=model.attention, compile=model.compile
-    )
-
-
-def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, strategy: SingleStrategy) -> dict[str, Trainable]:
-    """Every trained network with its optimizer and companions. The first is the loaded model, the others start as copies of it."""
-    made: dict[str, Trainable] = {}
-    sources = [loaded, *(dataclasses.replace(loaded, module=copy.deepcopy(loaded.module)) for _ in range(len(algorithm.networks) - 1))]
-    for (name, network_class), source in zip(algorithm.networks.items(), sources, strict=True):
-        network = build_network(config, network_class, source, strategy.device)
-        network.own_columns = dict(algorithm.own_columns)
-        if network_class is Network:
-            network.check()
-        companions: dict[str, AnyCompanion] = {}
-        if network_class is Network:
-            companions = companions_of(config, algorithm, network, source, lambda other: build_network(config, Network, other, strategy.device))
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
-        made[name] = Trainable(network.train(), strategy.wrap(network), optimizer, parameters, config.optimizer.max_grad_norm, companions)
-    return made
 
 
 def build_data(config: RunConfig) -> TaskData:
@@ -177,12 +133,14 @@ def build_player(
     rewards: RewardRunner,
     algorithm: Algorithm,
     data: TaskData,
-    collectives: Collectives,
+    strategy: SingleStrategy,
+    networks: Mapping[str, Network],
     folder: Path | None = None,
 ) -> Player:
-    """Generator, agent loop and rewards together: what plays tasks, for training and evaluation. folder: of the run."""
-    device = next(next(iter(policies.values())).module.parameters()).device
-    generator, sync = start_generator(config.generation, policies, collectives, autocast=autocast_dtype(config, device), folder=folder)
+    """Generator, agent loop and rewards together: what plays tasks, for training and evaluation. networks: around the policies; folder: of the run."""
+    collectives, autocast = strategy.collectives, autocast_dtype(config, strategy.device)
+    opened = (lambda policy: strategy.opened(networks[policy])) if strategy.sharded else None
+    generator, sync = start_generator(config.generation, policies, collectives, autocast=autocast, folder=folder, opened=opened)
     lacking = algorithm.needs.sampler - generator.provides
     if lacking:
         raise UserError(
@@ -199,6 +157,7 @@ def build_player(
         agent_loop=algorithm.agent_loop,
         prompt_limit=data.prompt_limit,
         sync=sync,
+        sampling=(lambda: strategy.sampling(list(networks.values()))) if sync is None else None,
     )
 
 
@@ -214,9 +173,11 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
     if collectives.rank == 0:
-        cluster = dataclasses.replace(config.cluster, processes_per_node=collectives.world)  # torchrun decides by itself how many there are
-        log.info("%s", plan_text(dataclasses.replace(config, cluster=cluster), data.count))
-    loaded = build_model(config, strategy.device)
+        planned = config
+        if collectives.world != config.cluster.processes:  # torchrun decides by itself how many there are
+            planned = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes=1, processes_per_node=collectives.world))
+        log.info("%s", plan_text(planned, data.count))
+    loaded = build_model(config, strategy.load_device)
     if balance := router_coefficient(loaded.module, config.loss.router_aux_loss_coef):
         algorithm.use_router(balance)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
@@ -224,8 +185,9 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
     algorithm.prepare(renderer, loaded.context, data)
     check_rows(config, longest, loaded, algorithm)
     trainables = build_networks(config, algorithm, loaded, strategy)
-    policies = {policy: dataclasses.replace(loaded, module=trainables[policy].network.module) for policy in dict.fromkeys(algorithm.agents.values())}
-    player = build_player(config, policies, renderer, rewards, algorithm, data, collectives, folder.path)
+    networks = {policy: trainables[policy].network for policy in dict.fromkeys(algorithm.agents.values())}
+    policies = {policy: dataclasses.replace(loaded, module=network.module) for policy, network in networks.items()}
+    player = build_player(config, policies, renderer, rewards, algorithm, data, strategy, networks, folder.path)
     if config.generation.scores:
         algorithm.use_scorer(player.generator.score)  # type: ignore[attr-defined]
     order = TaskOrder(data, seed=seed_of(config.data, config.run.seed), shuffle=config.data.shuffle, prompts_per_batch=config.rollout.prompts_per_batch)
@@ -246,8 +208,6 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         algorithm=algorithm,
         trainables=trainables,
         runner=StepRunner(trainables, algorithm, strategy, seed=config.run.seed, dropout=dropout, dumps=folder.path / "dumps"),
-        if status == "preempted" and not stop_request().requested and folder.stopped:
-            status = "stopped"  # by its user, not by a signal: its sweep leaves it alone from now on
         evaluator=Evaluator(config.evaluation, player, data.held_out, sampling, accuracy_term(config) or ""),
         log=SilentLog(),
         collectives=collectives,
@@ -286,10 +246,11 @@ def run(config: RunConfig, folder: RunFolder, *, rank: int, world: int) -> int:
     summary = None
     try:
         status = trainer.run()
+        if status == "preempted" and not stop_request().requested and folder.stopped:
+            status = "stopped"  # by its user, not by a signal: its sweep leaves it alone from now on
         journal.flush()  # what cannot be written fails the run before it is called finished
         summary = summary_of(trainer, status)
-        if rank == 0:
-            conclude(config, folder, trainer, loaded, summary)
+        conclude(config, folder, trainer, loaded, summary)
     finally:
         journal.finish(0 if summary else 1, summary)
         trainer.parts.evaluator.player.close()
@@ -302,7 +263,8 @@ def conclude(config: RunConfig, folder: RunFolder, trainer: Trainer, loaded: Loa
     """The summary, and the final model of a finished run."""
     if summary["status"] == "finished":
         save_models(config, trainer, loaded, folder.path)
-    folder.write_summary(summary)
+    if trainer.parts.collectives.rank == 0:
+        folder.write_summary(summary)
 
 
 def evaluate_run(folder: Path, name: str | None, overrides: Sequence[str]) -> dict[str, float]:
@@ -326,7 +288,7 @@ def evaluate_run(folder: Path, name: str | None, overrides: Sequence[str]) -> di
     loaded = next(iter(policies.values()))
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, _ = fit_data(config, data, renderer, loaded)
-    player = build_player(config, policies, renderer, rewards, algorithm, data, strategy.collectives)
+    player = build_player(config, policies, renderer, rewards, algorithm, data, strategy, {})
     step = int((RunFolder(folder).summary() or {}).get("steps", 0)) if path is None else int(checkpoint.meta(path)["step"])
     evaluator = Evaluator(config.evaluation, player, data.held_out, sampling_from(config.generation), accuracy_term(config) or "")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlexp import registry
-from rlexp.config import algorithm, algorithms, correction, data, generation, losses, model, reward, run, sdpo, training, vllm, vllm_server
+from rlexp.config import algorithm, algorithms, cluster, correction, data, generation, losses, model, reward, run, sdpo, strategy, training, vllm, vllm_server
 
 
 def register_all() -> None:
@@ -12,7 +12,6 @@ def register_all() -> None:
     for name in ("default", "none"):
         registry.store(f"_schema_evaluation_{name}", training.EvaluationConfig)
         registry.store(f"_schema_checkpoint_{name}", training.CheckpointConfig)
-    registry.store("_schema_cluster_local", training.ClusterConfig)
     for name in ("auto", "none", *correction.MODES):
         registry.store(f"_schema_correction_{name}", correction.CorrectionConfig)
 
@@ -51,8 +50,11 @@ def register_all() -> None:
     registry.OPTIMIZERS.register("sgd", training.SGDConfig, "rlexp.training.optimizer:sgd")
     registry.TRACKERS.register("wandb", training.WandbTrackerConfig, "rlexp.tracking.wandb:WandbTracker")
     registry.TRACKERS.register("tensorboard", training.TensorboardTrackerConfig, "rlexp.tracking.tensorboard:TensorboardTracker")
-    registry.STRATEGIES.register("single", training.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
-    registry.STRATEGIES.register("ddp", training.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")
+    registry.STRATEGIES.register("single", strategy.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
+    registry.STRATEGIES.register("ddp", strategy.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")
+    registry.STRATEGIES.register("fsdp2", strategy.FSDP2StrategyConfig, "rlexp.distributed.strategy.fsdp2:FSDP2Strategy")
+    registry.CLUSTERS.register("local", cluster.ClusterConfig, "rlexp.launch.hosts:on_this_machine")
+    registry.CLUSTERS.register("slurm", cluster.SlurmClusterConfig, "rlexp.launch.hosts:in_a_slurm_job")
 
 
 def _register_objectives() -> None:

@@ -9,7 +9,7 @@ import torch
 from loss_batches import micro_batches, random_batch, step
 from torch import nn
 
-from rlexp.config.training import DDPStrategyConfig
+from rlexp.config.strategy import DDPStrategyConfig
 from rlexp.distributed.strategy.ddp import DDPStrategy
 from rlexp.losses.objective import PolicyObjective
 

@@ -9,8 +9,9 @@ from models_for_tests import tiny_model
 
 from rlexp.algorithms.policy_gradient import PolicyGradient
 from rlexp.chat.rendering import Renderer
-from rlexp.config.training import StrategyConfig
+from rlexp.config.strategy import StrategyConfig
 from rlexp.data.tasks import TaskData
+from rlexp.distributed.shards import assign, whole
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.models.companion import Companion
 from rlexp.models.network import Network
@@ -22,12 +23,17 @@ from rlexp.training.step import Local, StepRunner
 from rlexp.training.work import begin
 
 
+def noise(parameter: torch.Tensor, size: float, seed: int) -> torch.Tensor:
+    """The same in every process."""
+    return size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=parameter.dtype)
+
+
 def companion(network: Network) -> Companion:
     """A copy whose weights are a little different."""
     made = Companion(network)
     with torch.no_grad():
         for index, parameter in enumerate(made.network.parameters()):
-            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index), dtype=parameter.dtype))
+            parameter.add_(noise(parameter, 0.01, index))
     return made
 
 
@@ -44,24 +50,34 @@ def gradients(
     network.own_columns = dict(algo.own_columns)
     algo.prepare(Renderer(loaded.tokenizer), loaded.context, TaskData([{"prompt": "p"}], [], ""))
     companions = {name: companion(network) for name in algo.needs.companions}
+    wrapped = strategy.wrap(network)
+    for made_of in companions.values():
+        strategy.place(made_of.network)
     parameters = list(network.parameters())
-    trainable = Trainable(network.train(), strategy.wrap(network), torch.optim.SGD(parameters, lr=1.0), parameters, None, companions)
+    trainable = Trainable(network.train(), wrapped, torch.optim.SGD(parameters, lr=1.0), parameters, None, companions)
     runner = StepRunner({"policy": trainable}, algo, strategy, seed=0, dropout=False, dumps=Path("unused"))
     collectives = strategy.collectives
     work = begin(batch, algo.samples(batch), algo, Budget(steps, tokens, 16, collectives.rank, collectives.world))
-    score(work.plan.steps, work.terms, {"policy": trainable}, algo.needs.before | ({"old"} if moved else set()), collectives, moved=False)
+    score(
+        work.plan.steps,
+        work.terms,
+        {"policy": trainable},
+        algo.needs.before | ({"old"} if moved else set()),
+        collectives,
+        moved=False,
+        every_row=strategy.sharded,
+    )
     algo.advantages(batch, work.samples, work.terms)
     algo.masks(batch, work.terms)
     with torch.no_grad():
         for index, parameter in enumerate(parameters):
-            parameter.add_(moved * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + index), dtype=parameter.dtype))
+            assign(parameter, whole(parameter) + noise(parameter, moved, 100 + index))
     made, metrics = [], []
     for step in work.plan.steps:
         local = runner.backward(step, work.terms, work.plan, 0, first_pass=True)
         totals = runner.reduce(Local(local.stats), False)
-        made.append(
-            torch.cat([parameter.grad.flatten() if parameter.grad is not None else torch.zeros(parameter.numel()).double() for parameter in parameters])
-        )
+        of_each = [torch.zeros(parameter.shape) if parameter.grad is None else whole(parameter.grad) for parameter in parameters]
+        made.append(torch.cat([gradient.double().flatten() for gradient in of_each]))
         metrics.append({key: stat.result() for key, stat in totals.stats.items()})
         trainable.optimizer.zero_grad()
     return made, metrics

@@ -8,19 +8,19 @@ from typing import Optional
 from omegaconf import MISSING
 
 from rlexp.config.algorithm import AlgorithmConfig, LossConfig
+from rlexp.config.cluster import ClusterConfig
 from rlexp.config.correction import CorrectionConfig
 from rlexp.config.data import DataConfig
 from rlexp.config.fields import option, section
 from rlexp.config.generation import GenerationConfig, RolloutConfig
 from rlexp.config.model import ModelConfig, PeftConfig
 from rlexp.config.reward import RewardConfig
+from rlexp.config.strategy import StrategyConfig
 from rlexp.config.sweep import SweepConfig
 from rlexp.config.training import (
     CheckpointConfig,
-    ClusterConfig,
     EvaluationConfig,
     OptimizerConfig,
-    StrategyConfig,
     TrackerConfig,
     TrainerConfig,
 )
@@ -62,5 +62,5 @@ class RunConfig:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     tracker: TrackerConfig = section(TrackerConfig)
     strategy: StrategyConfig = MISSING
-    cluster: ClusterConfig = section(ClusterConfig)
+    cluster: ClusterConfig = MISSING
     sweep: SweepConfig = section(SweepConfig)

@@ -1,4 +1,4 @@
-"""Groups `optimizer`, `trainer`, `evaluation`, `checkpoint`, `tracker`, `strategy`, `cluster`: how the loop runs."""
+"""Groups `optimizer`, `trainer`, `evaluation`, `checkpoint`, `tracker`: how the loop runs."""
 
 from __future__ import annotations
 
@@ -117,26 +117,3 @@ class TrackerConfig:
     rollout_steps: int = option(10, "Write rollouts/*.parquet every so many steps", ge=1)
     completions: int = option(0, "Completions printed on the console with each logged step", ge=0)
     timeout: float = option(8.0, "Seconds a call of a tracker may take before it is left behind", gt=0)
-
-
-@dataclass
-class StrategyConfig:
-    """One process."""
-
-    name: str = option("single", "How the model is spread over processes")
-
-
-@dataclass
-class DDPStrategyConfig(StrategyConfig):
-    """A copy of the model in each process, gradients averaged (torch DistributedDataParallel)."""
-
-    name: str = "ddp"
-    timeout: float = option(1800.0, "Seconds a collective may wait", gt=0)
-
-
-@dataclass
-class ClusterConfig:
-    """Where processes run."""
-
-    name: str = option("local", "local (Slurm is a later option)", choices=("local",))
-    processes_per_node: int = option(1, "Processes on each machine", ge=1)

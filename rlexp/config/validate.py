@@ -10,7 +10,18 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from rlexp.config import algorithm, algorithms, derived, generation, reward, validate_generation, validate_sdpo, validate_sweep
+from rlexp.config import (
+    algorithm,
+    algorithms,
+    derived,
+    generation,
+    reward,
+    validate_cluster,
+    validate_generation,
+    validate_sdpo,
+    validate_strategy,
+    validate_sweep,
+)
 from rlexp.config.fields import problems_of
 from rlexp.config.model import LoraConfig
 from rlexp.config.names import name_problem
@@ -193,11 +204,6 @@ def _reward(config: RunConfig) -> Iterator[str]:
                 yield f"reward.terms.{key}.buffer={term.buffer} is larger than {where}={longest}: every completion would be punished; make it smaller"
 
 
-def _processes(config: RunConfig) -> Iterator[str]:
-    if config.strategy.name == "single" and config.cluster.processes_per_node > 1:
-        yield f"cluster.processes_per_node={config.cluster.processes_per_node} needs a strategy for several processes: strategy=ddp"
-
-
 def _peft(config: RunConfig) -> Iterator[str]:
     if not isinstance(config.peft, LoraConfig):
         return
@@ -239,7 +245,8 @@ RULES: tuple[Rule, ...] = (
     _generation,
     validate_generation.problems,
     _reward,
-    _processes,
+    validate_strategy.problems,
+    validate_cluster.problems,
     _peft,
     _evaluation,
     validate_sweep.problems,

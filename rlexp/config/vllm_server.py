@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from rlexp.config.fields import option
 from rlexp.config.run import RunConfig
-from rlexp.config.training import DDPStrategyConfig
+from rlexp.config.strategy import RanksStrategyConfig
 from rlexp.config.vllm import INSTALL, EngineGenerationConfig, vllm_installed
 
 DEFAULT_PORT = 8000
@@ -73,7 +73,7 @@ def problems(config: RunConfig) -> Iterator[str]:
         if generation.restart:
             yield f"generation.restart={generation.restart} needs generation.launch=true: a server that rlexp did not start cannot be started again"
     waits = max(generation.timeout, generation.request_timeout)
-    if config.cluster.processes_per_node > 1 and isinstance(config.strategy, DDPStrategyConfig) and config.strategy.timeout <= waits:
+    if config.cluster.processes > 1 and isinstance(config.strategy, RanksStrategyConfig) and config.strategy.timeout <= waits:
         yield (
             f"strategy.timeout={config.strategy.timeout:g} is not above generation.timeout={generation.timeout:g} and generation.request_timeout="
             f"{generation.request_timeout:g}: the processes would give up waiting for the one that waits for a server; raise strategy.timeout"

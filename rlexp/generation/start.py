@@ -16,15 +16,22 @@ from rlexp.distributed.collectives import Collectives
 from rlexp.generation.base import Generator, Policy, sampling_from
 from rlexp.generation.weight_sync.base import TrainerSide
 from rlexp.generation.weight_sync.push import WeightSync
+from rlexp.generation.weight_sync.sharded import Opened, ShardedWeightSync
 
 
 def start_generator(
-    config: GenerationConfig, policies: Mapping[str, Policy], ranks: Collectives, *, autocast: torch.dtype | None, folder: Path | None
+    config: GenerationConfig,
+    policies: Mapping[str, Policy],
+    ranks: Collectives,
+    *,
+    autocast: torch.dtype | None,
+    folder: Path | None,
+    opened: Opened | None = None,
 ) -> tuple[Generator, WeightSync | None]:
     """The generator, and what brings its weights up to date if it has a copy of its own.
 
-    autocast: dtype of the trainer's forward where it is not that of the weights. folder: of the run; None for an evaluation by hand. Raises
-    UserError.
+    autocast: dtype of the trainer's forward where it is not that of the weights. folder: of the run; None for an evaluation by hand. opened: given
+    where ranks hold parts of the weights. Raises UserError.
     """
     check_stop_ids(config, next(iter(policies.values())).module)
     make = registry.GENERATORS.load(config.name)
@@ -34,6 +41,8 @@ def start_generator(
     trainer = TrainerSide(autocast or weights, ranks.rank, ranks.world, folder, ranks.gather_objects)
     generator = make(config, policies=policies, trainer=trainer)
     sends = ranks.rank == 0 or not generator.weights.shared
+    if opened is not None:
+        return generator, ShardedWeightSync(config, generator, policies, autocast=autocast, sends=sends, ranks=ranks, opened=opened)
     return generator, WeightSync(config, generator, policies, autocast=autocast, sends=sends)
 
 

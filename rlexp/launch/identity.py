@@ -16,7 +16,8 @@ LENGTH = ("trainer.max_steps", "trainer.epochs")
 _LEFT_OUT = ("run.name", "run.experiment", "run.preset", "run.resume", "run.dry", "trainer.threads", *LENGTH)
 """The seed, start_from and deterministic stay in although they stand under `run`: with another seed it is not the same run.
 The number of threads is out because `null` means as many as the machine has; a change is reported when the run continues."""
-_SECTIONS_LEFT_OUT = ("tracker.", "sweep.")
+_SECTIONS_LEFT_OUT = ("tracker.", "sweep.", "cluster.", "strategy.")
+"""How many processes there are and what each holds changes results by rounding only; a checkpoint of another number says so when it is continued"""
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig, PeftConfig
+from rlexp.distributed.shards import Rows, assign
 from rlexp.models.loaded import LoadedModel
 from rlexp.records import keys
 
@@ -101,13 +102,13 @@ def reference_weights(module: Any) -> dict[str, Tensor]:
     return adapter_weights(module, REFERENCE)
 
 
-def set_reference(module: Any, weights: Mapping[str, Tensor]) -> None:
+def set_reference(module: Any, weights: Mapping[str, Tensor | Rows]) -> None:
     """Give the reference an adapter with these weights (of `reference_weights`). What is trained stays as it is."""
     set_adapter_weights(module, REFERENCE, weights)
 
 
 @torch.no_grad()
-def set_adapter_weights(module: Any, adapter: str, weights: Mapping[str, Tensor]) -> None:
+def set_adapter_weights(module: Any, adapter: str, weights: Mapping[str, Tensor | Rows]) -> None:
     """Give the frozen adapter of this name these weights (of `adapter_weights`); made like the policy's if it is not there yet."""
     flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     if adapter not in module.peft_config:
@@ -115,7 +116,7 @@ def set_adapter_weights(module: Any, adapter: str, weights: Mapping[str, Tensor]
             module.add_adapter(adapter, copy.deepcopy(module.peft_config[POLICY]))
         module.set_adapter(POLICY)
     for name, parameter in adapter_weights(module, adapter).items():
-        parameter.copy_(weights[name])
+        assign(parameter, weights[name])
         parameter.requires_grad_(False)
     for parameter, trained in flags:
         parameter.requires_grad_(trained)

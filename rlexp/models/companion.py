@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlexp.distributed.shards import assign, own_part
 from rlexp.models.adapters import freeze_reference, reference_weights, set_reference
 from rlexp.models.network import Network, RowTensors
 
@@ -39,7 +40,7 @@ class Companion:
         """Move towards the source after optimizer step `step`."""
         if self.rate and step % self.every == 0:
             for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
-                mine.lerp_(theirs, self.rate)
+                own_part(mine).lerp_(own_part(theirs), self.rate)
 
     def restart(self) -> None:
         """Take the source's weights as they are now."""
@@ -50,8 +51,9 @@ class Companion:
         return {key: value.detach().cpu() for key, value in self.network.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict gave."""
-        self.network.load_state_dict(state)
+        """Restore what state_dict gave. Raises KeyError for the weights of another network."""
+        for name, weight in self.network.state_dict().items():
+            assign(weight, state[name])
 
 
 class AdapterReference:

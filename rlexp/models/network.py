@@ -80,7 +80,8 @@ class Network(nn.Module):
 
     temperature: logits are divided by it in every pass, so that log-probs are those of the sampling distribution. chunk: loss terms
     whose logits exist at once. autocast: dtype of the backbone's matrix products; None leaves the weights' dtype. attention: of
-    packed rows, a value of `model.attention`. compile: run the backbone through torch.compile (sampling stays as it is).
+    packed rows, a value of `model.attention`. compile: run the backbone through torch.compile (sampling stays as it is). device: where it will
+    compute, if that is not where it is now.
     Raises UserError for an architecture whose output is not head(backbone(x)), or with attention other than full.
     """
 
@@ -93,6 +94,7 @@ class Network(nn.Module):
         autocast: torch.dtype | None = None,
         attention: str = "auto",
         compile: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.module = loaded.module
@@ -108,7 +110,7 @@ class Network(nn.Module):
             raise UserError(f"model {loaded.label}: its head is a {type(self.head).__name__}; choose a model whose output head is a linear layer")
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
-        self.attention = attention_interface.resolve(attention, causal, self.device)
+        self.attention = attention_interface.resolve(attention, causal, device or self.device)
 
     @property
     def provides(self) -> frozenset[str]:

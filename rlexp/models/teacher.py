@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlexp.distributed.shards import own_part
 from rlexp.models.adapters import adapter_weights, as_adapter, set_adapter_weights
 from rlexp.models.network import Network, RowTensors
 
@@ -89,7 +90,7 @@ class FollowingAdapter:
         if step % self.every == 0:
             trained = adapter_weights(self.network.module)
             for name, mine in adapter_weights(self.network.module, self.name).items():
-                mine.lerp_(trained[name], self.rate)
+                own_part(mine).lerp_(own_part(trained[name]), self.rate)
 
     def restart(self) -> None:
         """Take the trained adapter's weights as they are now."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlexp.config.generation import RolloutConfig
@@ -78,6 +79,7 @@ class Player:
 
     seed: of the run. agents: agent -> policy; None is one agent. agent_loop: how a task is played; None is a single turn.
     prompt_limit: TaskData.prompt_limit. sync: brings the generator's own copy of the weights up to date; None when it reads the trainer's.
+    sampling: a context in which the generator can read the trainer's weights, entered by all ranks together; None when it always can.
     Close it at the end: it keeps one event loop, so that async rewards and tools may keep their connections from batch to batch.
     """
 
@@ -94,9 +96,11 @@ class Player:
         agent_loop: AgentLoop | None = None,
         prompt_limit: int | None = None,
         sync: Sync | None = None,
+        sampling: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.config, self.seed, self.collectives, self.sync = config, seed, collectives, sync
         self.generator, self.renderer, self.rewards = generator, renderer, rewards
+        self.sampling = sampling or nullcontext
         self.agents = agents or {"policy": "policy"}
         self.agent_loop = agent_loop or single_turn
         self.prompt_limit = prompt_limit
@@ -164,6 +168,10 @@ class Player:
         self._worker.shutdown()
 
     def _part(self, starts: Sequence[Start], state: TrainerState) -> Part:
+        with self.sampling():
+            return self._played(starts, state)
+
+    def _played(self, starts: Sequence[Start], state: TrainerState) -> Part:
         began = time.perf_counter()
         loops = [self._play_one(start) for start in starts]
         if self.rewards.overlap:

@@ -1,7 +1,8 @@
 """Checkpoints: a folder each, complete or absent, the newest N and the best kept.
 
 checkpoints/step_000010/ holds weights/<network>.safetensors (trained weights), state.pt (optimizers, companions, progress, source,
-algorithm, unfinished batch) and meta.json. `latest` points to the newest.
+algorithm, unfinished batch) and meta.json. Where ranks hold parts of tensors there are weights/<network>/ and shards/ with a file of each rank
+(shard_files.py). `latest` points to the newest.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlexp.config.errors import UserError
+from rlexp.distributed.collectives import Collectives
+from rlexp.distributed.shards import Rows, assign, is_sharded
 from rlexp.training.disk import full_disk_explained
+from rlexp.training.shard_files import ShardFiles, put_back, taken_out, write_shards
 
 PREFIX = "step_"
+ALONE = Collectives()
 
 
 def step_of(path: Path) -> int:
@@ -95,30 +100,56 @@ def retain(folder: Path, keep_last: int, keep_steps: Iterable[int]) -> None:
             shutil.rmtree(path)
 
 
-def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], meta: dict[str, Any]) -> Path:
-    """Write a checkpoint: into a temporary folder, synced, then renamed. Raises UserError when the disk is full; older ones stay."""
+def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], meta: dict[str, Any], ranks: Collectives = ALONE) -> Path:
+    """Write a checkpoint: into a temporary folder, synced, then renamed. Raises UserError when the disk is full; older ones stay.
+
+    weights: by network and name. state: everything else; tensors of its "trainables" may be sharded. ranks: those that hold shards call it
+    together; each writes its own, and rank 0 the rest.
+    """
     final, temporary = folder / f"{PREFIX}{step:06d}", folder / f".writing-{PREFIX}{step:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
     try:
         with full_disk_explained(f"the checkpoint of step {step}", folder, " or lower checkpoint.keep_last"):
-            (temporary / "weights").mkdir(parents=True)
-            for name, tensors in weights.items():
-                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / "weights" / f"{name}.safetensors")
-            torch.save(state, temporary / "state.pt")
-            (temporary / "meta.json").write_text(json.dumps({"step": step, **meta}, indent=1))
-            for path in sorted(temporary.rglob("*")):
-                _sync(path)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(temporary, final)
-            link = folder / ".latest"
-            link.unlink(missing_ok=True)
-            link.symlink_to(final.name)
-            os.replace(link, folder / "latest")
-            _sync(folder)
+            if ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                (temporary / "weights").mkdir(parents=True)
+            ranks.barrier()
+            state = _write_shards(temporary, weights, state, ranks)
+            ranks.barrier()
+            if ranks.rank == 0:
+                _write_whole(temporary, weights, state, {"step": step, **meta})
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(temporary, final)
+                link = folder / ".latest"
+                link.unlink(missing_ok=True)
+                link.symlink_to(final.name)
+                os.replace(link, folder / "latest")
+                _sync(folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
     return final
+
+
+def _write_shards(temporary: Path, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], ranks: Collectives) -> dict[str, Any]:
+    """This rank's parts of sharded tensors. Returns the state without them."""
+    shards: dict[str, torch.Tensor] = {}
+    state = {**state, "trainables": taken_out(state["trainables"], shards)} if "trainables" in state else state
+    folders = {temporary / "weights" / name: tensors for name, tensors in weights.items() if any(map(is_sharded, tensors.values()))}
+    for target, tensors in {**folders, **({temporary / "shards": shards} if shards else {})}.items():
+        target.mkdir(exist_ok=True)
+        _sync(write_shards(target, tensors, ranks.rank, ranks.world))
+    return state
+
+
+def _write_whole(temporary: Path, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], meta: dict[str, Any]) -> None:
+    """What one rank holds alone."""
+    for name, tensors in weights.items():
+        if not any(map(is_sharded, tensors.values())):
+            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / "weights" / f"{name}.safetensors")
+    torch.save(state, temporary / "state.pt")
+    (temporary / "meta.json").write_text(json.dumps(meta, indent=1))
+    for path in sorted(temporary.rglob("*")):
+        _sync(path)
 
 
 def _sync(path: Path) -> None:
@@ -129,31 +160,46 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _stored_weights(path: Path, name: str) -> Mapping[str, torch.Tensor | Rows]:
+    """The weights of one network in a checkpoint; those that ranks wrote in parts are read later, as far as they are needed."""
+    whole, parts = path / "weights" / f"{name}.safetensors", path / "weights" / name
+    if whole.is_file():
+        return load_file(whole)
+    if not parts.is_dir():
+        raise UserError(f"{path} holds no weights for {name}: it is damaged, or no checkpoint of this kind of run (run.start_from)")
+    files = ShardFiles(parts)
+    return {key: files.stored(key) for key in files.names()}
+
+
 def load_weights(path: Path, networks: Mapping[str, torch.nn.Module]) -> None:
     """Load the trained weights of a checkpoint. Raises UserError when it has other networks or shapes."""
     for name, network in networks.items():
-        file = path / "weights" / f"{name}.safetensors"
-        if not file.is_file():
-            raise UserError(f"{path} holds no weights for {name}: it is damaged, or no checkpoint of this kind of run (run.start_from)")
         try:
-            tensors = load_file(file)
+            tensors = _stored_weights(path, name)
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from error
         own = dict(network.named_parameters())
-        wrong = [key for key, value in tensors.items() if key not in own or own[key].shape != value.shape]
+        wrong = [key for key, value in tensors.items() if key not in own or tuple(own[key].shape) != tuple(value.shape)]
         wrong += [key for key, value in own.items() if value.requires_grad and key not in tensors]
         if wrong:
             hint = "choose the model and peft options the checkpoint was made with"
             raise UserError(f"{path}: {len(wrong)} weights of {name} do not fit this model, e.g. {wrong[0]}: {hint}")
-        with torch.no_grad():
+        try:
             for key, value in tensors.items():
-                own[key].copy_(value)
+                assign(own[key], value)
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from error
 
 
 def load_state(path: Path) -> dict[str, Any]:
     """Everything else of a checkpoint of this run (made by rlexp itself, so it may hold plain Python objects). Raises UserError for a damaged one."""
     try:
-        return torch.load(path / "state.pt", map_location="cpu", weights_only=False)
+        state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=False)
+        if (path / "shards").is_dir():
+            files = ShardFiles(path / "shards")
+            files.names()  # opens them
+            state["trainables"] = put_back(state["trainables"], files)
+        return state
     except Exception as error:  # whatever torch, zipfile or pickle make of a damaged file
         raise damaged(path, error) from error
 

@@ -29,13 +29,16 @@ def summary_of(trainer: Trainer, status: str) -> dict[str, Any]:
 
 
 def save_models(config: RunConfig, trainer: Trainer, loaded: LoadedModel, folder: Path) -> None:
-    """The final policy in Hugging Face format: model/, or model/<policy>/ when several are trained."""
+    """The final policy in Hugging Face format: model/, or model/<policy>/ when several are trained. Rank 0 writes; every rank calls it."""
+    first, sharded = trainer.parts.collectives.rank == 0, trainer.parts.runner.strategy.sharded
+    if not first and not sharded:
+        return
     policies = list(dict.fromkeys(trainer.parts.algorithm.agents.values()))
     for policy in policies:
         module = trainer.parts.trainables[policy].network.module
         target = model_folder(folder, policy, policies)
         with full_disk_explained("the final model", folder, ""):
-            save_policy(LoadedModel(module, loaded.tokenizer, loaded.eos_ids, loaded.context, loaded.label), config.peft, target)
+            save_policy(LoadedModel(module, loaded.tokenizer, loaded.eos_ids, loaded.context, loaded.label), config.peft, target, writes=first)
 
 
 def model_folder(folder: Path, policy: str, policies: Sequence[str]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlexp.distributed.shards import Rows, shaped_like
 from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.network import Network
 from rlexp.models.teacher import FollowingAdapter, LiveCompanion, OtherModel
@@ -39,7 +40,15 @@ class Trainable:
         return {"optimizer": self.optimizer.state_dict(), "companions": {name: companion.state_dict() for name, companion in self.companions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict gave."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Restore what state_dict gave, in any number of processes: this one takes its part of whole tensors, or all rows of those that were cut."""
+        kept = state["optimizer"]
+        moments = {place: {name: _fitted(value, self.parameters[place]) for name, value in of.items()} for place, of in kept["state"].items()}
+        self.optimizer.load_state_dict({**kept, "state": moments})
         for name, companion in self.companions.items():
             companion.load_state_dict(state["companions"][name])
+
+
+def _fitted(value: Tensor | Rows | Any, parameter: nn.Parameter) -> Any:
+    """A number of the optimizer for each of a parameter's weights, laid out as the parameter is; anything else as it is."""
+    of_weights = parameter.dim() > 0 and tuple(getattr(value, "shape", ())) == tuple(parameter.shape)
+    return shaped_like(value, parameter) if of_weights else value

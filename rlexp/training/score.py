@@ -35,11 +35,13 @@ def _score_row(trainable: Trainable, row: RowTensors, names: Collection[str]) ->
     return found
 
 
-def score(steps: list[Step], terms: Terms, trainables: dict[str, Trainable], names: Collection[str], collectives: Collectives, moved: bool) -> None:
+def score(
+    steps: list[Step], terms: Terms, trainables: dict[str, Trainable], names: Collection[str], collectives: Collectives, moved: bool, every_row: bool = False
+) -> None:
     """Fill terms.columns[name], float64 [L], equal on every rank, for all steps of a batch.
 
     moved: whether the optimizer has stepped since the batch was sampled; scoring then would not give the sampling policy's numbers
-    and raises RuntimeError.
+    and raises RuntimeError. every_row: forward fillers too, because each forward is an exchange between the ranks.
     """
     if not names:
         return
@@ -49,10 +51,12 @@ def score(steps: list[Step], terms: Terms, trainables: dict[str, Trainable], nam
     for step in steps:
         for model, micro_batches in step.micro_batches.items():
             for micro_batch in micro_batches:
-                if micro_batch.filler:
+                if micro_batch.filler and not every_row:
                     continue
                 row = row_tensors(micro_batch.row, terms, trainables[model].network.device)
-                for name, values in _score_row(trainables[model], row, names).items():
-                    columns[name][micro_batch.row.term_L] = values
+                found = _score_row(trainables[model], row, names)
+                if not micro_batch.filler:
+                    for name, values in found.items():
+                        columns[name][micro_batch.row.term_L] = values
     for name, values in columns.items():
         terms.columns[name] = collectives.sum_array(values)

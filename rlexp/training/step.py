@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rlexp.config.errors import UserError
 from rlexp.distributed.collectives import Collectives
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.losses.inputs import LossInputs
-from rlexp.models.network import row_tensors
+from rlexp.models.network import RowTensors, row_tensors
 from rlexp.models.router import ROUTER
 from rlexp.records.keys import key
 from rlexp.records.stats import MAX, MEAN, Stat
@@ -107,12 +108,8 @@ class StepRunner:
             for i, micro_batch in enumerate(micro_batches):
                 if self.dropout:
                     torch.manual_seed(key(self.seed, "dropout", number, model, i, self.collectives.rank) % 2**63)
-                row = row_tensors(micro_batch.row, terms, trainable.network.device, shares=ROUTER in names)
-                for name in sorted(self.algorithm.needs.beside & trainable.companions.keys()):
-                    companion = trainable.companions[name]
-                    beside = row_tensors(micro_batch.companions[name], terms, trainable.network.device)
-                    row.companions[name] = (companion.network, companion.hidden(beside))
-                with self.strategy.micro_batch(trainable.wrapped, last=i == len(micro_batches) - 1):
+                last = i == len(micro_batches) - 1
+                with self._row(trainable, micro_batch, terms, names) as row, self.strategy.micro_batch(trainable.wrapped, last=last):
                     columns = trainable.wrapped(row, names)
                     inputs = loss_inputs(columns, micro_batch, terms, plan, sample_tokens=step.sample_tokens[model])
                     result = objective(inputs)
@@ -126,6 +123,18 @@ class StepRunner:
                 if not math.isfinite(float(result.loss.detach())):
                     local.bad.append(self._describe(model, micro_batch, terms, columns, inputs, number))
         return local
+
+    @contextmanager
+    def _row(self, trainable: Trainable, micro_batch: MicroBatch, terms: Terms, names: list[str]) -> Iterator[RowTensors]:
+        """The row with what its companions say of it, whose heads can be called inside."""
+        device = trainable.network.device
+        row = row_tensors(micro_batch.row, terms, device, shares=ROUTER in names)
+        with ExitStack() as opened:
+            for name in sorted(self.algorithm.needs.beside & trainable.companions.keys()):
+                companion = trainable.companions[name]
+                opened.enter_context(self.strategy.opened(companion.network))
+                row.companions[name] = (companion.network, companion.hidden(row_tensors(micro_batch.companions[name], terms, device)))
+            yield row
 
     def _describe(self, model: str, micro_batch: MicroBatch, terms: Terms, columns: dict[str, Tensor], inputs: LossInputs, number: int) -> dict[str, Any]:
         """Save what a non-finite loss was made of."""

@@ -132,7 +132,7 @@ class Trainer:
         since = time.perf_counter()
         missing = dict(finite_terms(samples, work.terms, batch.rollouts, self.config.generation.on_missing_logprob, self.progress.step, parts.runner.dumps))
         with self._fault("score"):
-            score(work.plan.steps, work.terms, parts.trainables, needs.before, parts.collectives, moved=False)
+            score(work.plan.steps, work.terms, parts.trainables, needs.before, parts.collectives, moved=False, every_row=parts.runner.strategy.sharded)
         with self._fault("advantages"):
             parts.algorithm.advantages(batch, samples, work.terms)
             parts.algorithm.masks(batch, work.terms)
@@ -257,7 +257,9 @@ class Trainer:
         """Write a checkpoint of everything that continues the run bit for bit."""
         parts, progress, config = self.parts, self.progress, self.config.checkpoint
         source_state = parts.collectives.gather_objects(parts.source.state_dict())
-        if parts.collectives.rank == 0:
+        folder = parts.folder / "checkpoints"
+        sharded, first = parts.runner.strategy.sharded, parts.collectives.rank == 0
+        if first or sharded:
             progress.metrics_bytes = parts.log.flush()
             state = {
                 "progress": progress.state_dict(),
@@ -268,8 +270,9 @@ class Trainer:
                 "fingerprint": parts.fingerprint,
             }
             weights = {name: trainable.trained_state() for name, trainable in parts.trainables.items()}
-            folder = parts.folder / "checkpoints"
-            checkpoint.save(folder, progress.step, weights, state, {"version": progress.version, "best": progress.best})
+            ranks = parts.collectives if sharded else checkpoint.ALONE
+            checkpoint.save(folder, progress.step, weights, state, {"version": progress.version, "best": progress.best}, ranks)
+        if first:
             checkpoint.retain(folder, config.keep_last, [int(step) for _, step in progress.best[: config.keep_best]])
         parts.collectives.barrier()
 
@@ -284,6 +287,10 @@ class Trainer:
             trainable.load_state_dict(state["trainables"][name])
         parts.algorithm.load_state_dict(state["algorithm"])
         sources = state["source"]
+        if len(sources) != parts.collectives.world:
+            log.warning(
+                "%s was made by %d processes and goes on with %d: results are the same up to rounding", path.name, len(sources), parts.collectives.world
+            )
         parts.source.load_state_dict(sources[parts.collectives.rank % len(sources)])
         parts.source.publish(self.progress.version)
         self.work = restore(state["work"], parts.algorithm, self.budget) if state["work"] is not None else None

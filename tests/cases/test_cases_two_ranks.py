@@ -27,11 +27,12 @@ def parity(k):
 
 @pytest.mark.cases("S05", "S27", "S52")
 @pytest.mark.rows("GRPO-022", "GRPO-121", "GRPO-122", "GRPO-182")
-def test_two_processes(case) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes(case, strategy: str) -> None:
     """33 prompts of 4 rollouts: each process plays 66, so the rollouts of the 17th prompt lie on both."""
     case.tasks(*[{"prompt": f"item {number:02d}", "k": number} for number in range(33)])
     case.rewards(REWARDS)
-    overrides = ["algorithm.num_generations=4", "rollout.prompts_per_batch=33", "strategy=ddp", "strategy.timeout=40", "cluster.processes_per_node=2"]
+    overrides = ["algorithm.num_generations=4", "rollout.prompts_per_batch=33", f"strategy={strategy}", "strategy.timeout=40", "cluster.processes_per_node=2"]
     started = time.monotonic()
     run = case.train(*overrides, generator="echo", terms={"echo": 0.0, "parity": 1.0})
     assert time.monotonic() - started < 90, "nobody waits for a metric or a gradient that the other process does not have"

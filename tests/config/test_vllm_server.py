@@ -6,7 +6,7 @@ import pytest
 from run_configs import default_with
 
 from rlexp.config import vllm_server
-from rlexp.config.training import DDPStrategyConfig
+from rlexp.config.strategy import DDPStrategyConfig
 from rlexp.config.vllm_server import VLLMServerGenerationConfig, urls
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from run_configs import composed, default_with
 
+from rlexp.config.strategy import FSDP2StrategyConfig
 from rlexp.config.training import WandbTrackerConfig
 from rlexp.launch.identity import differing, fingerprint, wants_more
 
@@ -24,6 +25,8 @@ BASE = default_with()
         ("tracker__terms", {"wandb": WandbTrackerConfig()}),
         ("sweep__jobs", 4),
         ("sweep__name", "mine"),
+        ("cluster__processes_per_node", 2),
+        ("strategy", FSDP2StrategyConfig()),
     ],
 )
 def test_same_run(key: str, value: object) -> None:
@@ -40,7 +43,6 @@ def test_same_run(key: str, value: object) -> None:
         ("checkpoint__steps", 7, "checkpoint.steps: 20 -> 7"),
         ("loss__epsilon_high", 0.28, "loss.epsilon_high: None -> 0.28"),
         ("data__digits", 1, "data.digits: 2 -> 1"),
-        ("cluster__processes_per_node", 2, "cluster.processes_per_node: 1 -> 2"),
     ],
 )
 def test_another_run(key: str, value: object, told: str) -> None:

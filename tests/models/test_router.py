@@ -18,7 +18,7 @@ from rlexp.batching.shares import samples_through
 from rlexp.batching.terms import flatten
 from rlexp.config.algorithm import GRPOConfig
 from rlexp.config.errors import UserError
-from rlexp.config.training import StrategyConfig
+from rlexp.config.strategy import StrategyConfig
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.losses.dapo import dapo
 from rlexp.models.network import Network, row_tensors

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from rlexp.config.training import DDPStrategyConfig
+from rlexp.config.strategy import DDPStrategyConfig
 from rlexp.distributed.strategy.ddp import DDPStrategy
 from rlexp.launch.ranks import free_port
 

@@ -22,10 +22,11 @@ def score(completions, trainer_state, log_metric):
 
 @pytest.mark.rows("GRPO-122")
 @pytest.mark.cases("S52")
-def test_one_of_two_processes_raises(cli: Cli) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_one_of_two_processes_raises(cli: Cli, strategy: str) -> None:
     """A killed one: tests/launch/test_start.py. Only one process logs a metric, here in a run that goes on."""
     options = [*cli.rewards(REWARD), "trainer.steps_per_batch=1", "evaluation=none", "trainer.max_steps=3"]
-    two = ["strategy=ddp", "strategy.timeout=60", "cluster.processes_per_node=2"]
+    two = [f"strategy={strategy}", "strategy.timeout=60", "cluster.processes_per_node=2"]
     began = time.monotonic()
     done = cli.train(*options, *two, env={"UNLUCKY": "1"})
     assert done.code == 1 and "Traceback" not in done.err and "FutureWarning" not in done.err and time.monotonic() - began < 60, done.err

@@ -17,7 +17,7 @@ from step_gradients import gradients
 from rlexp.algorithms.grpo import GRPO
 from rlexp.batching import packer
 from rlexp.config.algorithm import GRPOConfig
-from rlexp.config.training import DDPStrategyConfig, StrategyConfig
+from rlexp.config.strategy import DDPStrategyConfig, StrategyConfig
 from rlexp.distributed.strategy.ddp import DDPStrategy
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.models.network import Network

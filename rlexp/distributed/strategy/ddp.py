@@ -11,26 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rlexp.config.training import DDPStrategyConfig, StrategyConfig
-from rlexp.distributed.collectives import Collectives, ProcessGroup, local_rank
-from rlexp.distributed.strategy.single import SingleStrategy
+from rlexp.config.strategy import StrategyConfig
+from rlexp.distributed.collectives import local_rank
+from rlexp.distributed.strategy.ranks import RanksStrategy
 
 
-class DDPStrategy(SingleStrategy):
+class DDPStrategy(RanksStrategy):
     """Gradients of all processes are averaged by DDP during the last micro-batch of a step."""
 
-    def connect(self, config: StrategyConfig) -> Collectives:
-        """The process group of this run's ranks."""
-        assert isinstance(config, DDPStrategyConfig)
+    def __init__(self, config: StrategyConfig) -> None:
+        super().__init__(config)
         self._wrapped: list[DistributedDataParallel] = []
-        if torch.cuda.is_available():
-            torch.cuda.set_device(local_rank())
-        return ProcessGroup(config.timeout)
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
     def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The network inside DDP; buffers are equal already and are not broadcast again."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from rlexp.distributed.shards import whole
 from rlexp.generation.base import Policy
 from rlexp.generation.inference import causal_model, inference
 from rlexp.generation.weight_sync import fingerprint
@@ -40,14 +42,18 @@ def trainer_logprobs(policy: Policy, ids: np.ndarray, autocast: torch.dtype | No
     return logits.float().log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu().numpy()
 
 
-def worst_tensors(tensors: PolicyTensors, engine: Mapping[str, Fingerprint], dtype: torch.dtype) -> list[str]:
-    """Tensors that the engine has differently, the worst first, each with its distance. dtype: the engine's."""
+def worst_tensors(tensors: PolicyTensors, copies: Sequence[Mapping[str, Fingerprint]], dtype: torch.dtype) -> list[str]:
+    """Tensors that some engine has differently, the worst first, each with its distance. copies: what each engine has; dtype: theirs."""
     allowed = {torch.float32: 1e-4}.get(dtype, 3e-2)
-    differences = []
+    differences: dict[str, float] = {}
+
+    def compare(name: str, weight: Tensor, shown: str) -> None:
+        mine = fingerprint.of(weight.to(dtype))
+        differences[shown] = max((fingerprint.distance(mine, engine[name]) for engine in copies if name in engine), default=0.0)
+
     for name in tensors.names():
-        if name in engine:
-            differences.append((fingerprint.distance(fingerprint.of(tensors.tensor(name).to(dtype)), engine[name]), name))
-    if tensors.tied_head() and "lm_head.weight" in engine:
-        embeddings = tensors.causal.get_input_embeddings().weight.detach()
-        differences.append((fingerprint.distance(fingerprint.of(embeddings.to(dtype)), engine["lm_head.weight"]), "lm_head.weight (tied)"))
-    return [f"{name} (differs by {size:.2g})" for size, name in sorted(differences, reverse=True)[:_NAMED] if size > allowed]
+        compare(name, tensors.tensor(name), name)
+    if tensors.tied_head():
+        compare("lm_head.weight", whole(tensors.causal.get_input_embeddings().weight), "lm_head.weight (tied)")
+    worst = sorted(differences.items(), key=lambda item: -item[1])[:_NAMED]
+    return [f"{name} (differs by {size:.2g})" for name, size in worst if size > allowed]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlexp.config.errors import UserError
+from rlexp.distributed.shards import whole
 from rlexp.generation.inference import causal_model
 from rlexp.generation.weight_sync.base import Adapter, Named
 
@@ -22,7 +23,8 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class PolicyTensors:
-    """The tensors of one policy, read live. Nothing is copied before it is asked for, and then one decoder layer at a time.
+    """The tensors of one policy, read live. Nothing is copied before it is asked for, and then one decoder layer at a time. Where ranks hold parts, reading
+    gathers them, so all ranks must read the same tensors in the same order.
 
     module: a transformers causal LM, or a peft model around one.
     """
@@ -42,16 +44,16 @@ class PolicyTensors:
 
         A merged weight is W + scale * B A, computed in float32 and rounded once to the dtype of W; W itself is not touched.
         """
-        chosen = ((name, parameter.detach()) for name, parameter in self._base() if everything or name in self.changing)
+        chosen = ((name, whole(parameter)) for name, parameter in self._base() if everything or name in self.changing)
         return self._converted((name, self._merged(name, weight)) for name, weight in chosen)
 
     def base(self) -> Iterator[Named]:
         """Names and weights of the model without its adapter."""
-        return self._converted((name, parameter.detach()) for name, parameter in self._base())
+        return self._converted((name, whole(parameter)) for name, parameter in self._base())
 
     def tensor(self, name: str) -> Tensor:
         """One of them."""
-        return self._merged(name, dict(self._base())[name].detach())
+        return self._merged(name, whole(dict(self._base())[name]))
 
     def names(self) -> list[str]:
         """Of all of them."""
@@ -66,7 +68,7 @@ class PolicyTensors:
         """The trained adapter alone."""
         settings = self.module.peft_config[POLICY].to_dict()
         named = self.module.named_parameters()
-        return Adapter(settings, {name.replace(f".{POLICY}.", "."): weight.detach() for name, weight in named if "lora_" in name and f".{POLICY}." in name})
+        return Adapter(settings, {name.replace(f".{POLICY}.", "."): whole(weight) for name, weight in named if "lora_" in name and f".{POLICY}." in name})
 
     def _converted(self, tensors: Iterator[Named]) -> Iterator[Named]:
         """Under the names and in the shapes of checkpoints, where transformers holds them otherwise (experts in one tensor); a layer at a time."""
@@ -84,7 +86,7 @@ class PolicyTensors:
         layer = self.adapted.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         if layer is None:
             return weight
-        up, down = layer.lora_B[POLICY].weight, layer.lora_A[POLICY].weight
+        up, down = whole(layer.lora_B[POLICY].weight), whole(layer.lora_A[POLICY].weight)
         return torch.addmm(weight.float(), up.float(), down.float(), alpha=layer.scaling[POLICY]).to(weight.dtype)
 
 
