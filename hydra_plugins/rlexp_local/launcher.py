@@ -34,12 +34,16 @@ class RlexpLocalLauncher(Launcher):
         """Run the jobs and print the table of the sweep and how many finished and failed."""
         # Imported here: Hydra imports every launcher at each start, also for --help.
         from rlexp.launch.sweep_view import totals_text
-        from rlexp.records.sweep import record_jobs
+        from rlexp.records.sweep import forget_empty, record_jobs
         from rlexp.reports.sweep_page import write_page
         from rlexp.reports.sweep_table import read_sweep, text_table
 
         folder = Path(str(self.config.hydra.sweep.dir)).absolute()
-        results, words, stopped = self._run(job_overrides, folder)
+        try:
+            results, words, stopped = self._run(job_overrides, folder)
+        except BaseException:
+            forget_empty(folder)  # refused, and Hydra made it
+            raise
         record_jobs(folder, {result.job.name: result.job.overrides for result in results}, {result.job.name: result.reason for result in results})
         table = read_sweep(folder)
         print(f"{text_table(table)}\n{write_page(folder, table)}\n{totals_text(results)}", *words, sep="\n", flush=True)

@@ -31,6 +31,13 @@ def forget_job(folder: Path, name: str) -> None:
         known.pop(name, None)
 
 
+def forget_empty(folder: Path) -> None:
+    """Remove the folder of a sweep that was refused, if there is nothing in it but what Hydra wrote."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
+        (folder / "multirun.yaml").unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def recorded_jobs(folder: Path) -> dict[str, Any]:
     """Folder name -> {overrides, flags, reason} of a sweep's jobs, in the order of their numbers; {} for a folder of runs that no sweep made."""
     path = folder / FILE

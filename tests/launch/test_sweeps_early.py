@@ -130,7 +130,7 @@ def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(programs: Prog
     env = {"RLEXP_OUTPUTS": str(tmp_path / "out"), "CUDA_VISIBLE_DEVICES": "0,1"}
     done = programs.train("-m", *SMALL, *overrides, cwd=tmp_path, env=env)
     assert done.code == 1 and message in done.err and "Traceback" not in done.err, done.out + done.err
-    assert not list((tmp_path / "out").rglob("sweep.json"))
+    assert not list((tmp_path / "out").glob("sweeps/*")), "no folder either"
 
 
 def test_halving_without_a_sweep_is_refused(programs: Programs, tmp_path: Path) -> None:
