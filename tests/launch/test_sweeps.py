@@ -17,9 +17,11 @@ SMALL = [
     *("trainer.tokens_per_microbatch=200", "trainer.max_steps=2"),
 ]
 REWARD = """
+import os
 from pathlib import Path
 
 def careful(completions, seed, **kwargs):
+    Path(f"gpus_of_{seed}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
     if str(seed) == "2" and not Path("repaired").exists():
         raise ValueError("seed two")
     return [float(len(completion)) for completion in completions]
@@ -38,6 +40,7 @@ def test_one_job_fails_and_the_same_command_finishes_the_sweep(programs: Program
     env = {
         "RLEXP_OUTPUTS": str(tmp_path / "out"),
         "FAKE_WANDB_CALLS": str(calls),
+        "CUDA_VISIBLE_DEVICES": "7,8,9",
         "PYTHONPATH": os.pathsep.join([str(fake), str(TESTS), str(TESTS / "contracts" / "plugin")]),
     }
 
@@ -51,6 +54,7 @@ def test_one_job_fails_and_the_same_command_finishes_the_sweep(programs: Program
     second_log = (sweep / "logs" / f"{folders['run.seed=2'].name}.log").read_text()
     assert "Traceback" in (folders["run.seed=2"] / "train.log").read_text() and "seed two" in second_log
     assert re.search(r"failed: .*run\.seed=2\n  .*seed two", first.err) and "run.seed=1\n" not in first.err
+    assert sorted((tmp_path / f"gpus_of_{seed}").read_text() for seed in (1, 2, 3)) == ["7", "8", "9"]
     table = first.out[first.out.index("job  run.seed  status") :].splitlines()
     assert first.out.endswith("\n2 finished, 1 failed\n")
     assert [line.split()[1:4] for line in table[2:5]] == [["1", "finished", "2"], ["2", "failed", "0"], ["3", "finished", "2"]]
