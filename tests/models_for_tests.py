@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from transformers import (
     LlamaConfig,
@@ -77,3 +79,14 @@ def tiny_model(
     if dtype == torch.float64:
         use_float64_norms(module)
     return LoadedModel(module.eval(), tokenizer, eos_ids if eos_ids is not None else (tokenizer.eos_token_id,), context, f"tiny-{kind}")
+
+
+@torch.no_grad()
+def four_tokens(loaded: LoadedModel) -> None:
+    """Make the next token 0, 1, 2 or 3 with probabilities .5, .3, .15 and .05, whatever the prompt. The head must not be tied."""
+    for name, parameter in loaded.module.named_parameters():
+        parameter.fill_(1.0 if "norm" in name or "embed" in name else 0.0)
+    head = loaded.module.lm_head.weight
+    head[:] = -60.0 / head.shape[1]
+    for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
+        head[token] = math.log(probability) / head.shape[1]

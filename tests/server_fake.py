@@ -37,12 +37,16 @@ class State:
         """seconds a completion takes"""
         self.silent = False
         """accepts connections and says nothing"""
+        self.abrupt = False
+        """closes the connection on which it answered an error, without saying so, as vLLM's HTTP server does; what is sent on it meanwhile is lost"""
         self.alone = False
         """in a process of its own, which may be told to misbehave and to kill itself; in that of a test a stray call must do neither"""
         self.die_at: str | None = None
         """path at whose next call the process kills itself"""
         self.deaf_at: str | None = None
         """path at whose next call the server listens no longer, and answers nothing"""
+        self.ends_at: str | None = None
+        """path at whose next call it answers an error and, two seconds later, ends"""
         self.die_after = 1
         """at the how many-th call"""
         self.died: Path | None = None
@@ -75,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+        if code >= 500 and self.state.abrupt:
+            self.connection.recv(1)  # until the client uses it again, or closes it
+            self.close_connection = True
 
     def prepared(self, path: str) -> bool:
         """Misbehave as told. Returns whether the request was answered by that."""
@@ -84,6 +91,10 @@ class Handler(BaseHTTPRequestHandler):
         if state.deaf_at == path:  # as vLLM when its engine has died: it listens no longer and waits for its open connections
             self.server.socket.close()
             time.sleep(600)
+        if state.ends_at == path and state.alone:  # as vLLM too, when the call comes before it has noticed the death itself
+            threading.Timer(2.0, os._exit, (1,)).start()
+            self.answer({"error": {"message": "the engine is dead"}}, 500)
+            return True
         if state.die_at == path and state.alone:
             state.die_after -= 1
             if state.die_after <= 0 and not (state.died and state.died.exists()):

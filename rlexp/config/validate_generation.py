@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from rlexp.config import derived, vllm_server
 from rlexp.config.generation import ContinuousBatchingGenerationConfig
 from rlexp.config.model import LoraConfig
 from rlexp.config.run import RunConfig
+from rlexp.config.values import WrongType, convert_value
 from rlexp.config.vllm import INSTALL, EngineGenerationConfig, VLLMGenerationConfig, vllm_installed
+
+OWN_KEYS = {
+    "model": "set model",
+    "dtype": "set generation.dtype",
+    "max_model_len": "set generation.max_model_length",
+    "tensor_parallel_size": "set generation.tensor_parallel_size",
+    "weight_transfer_config": "set generation.weight_transfer",
+    "host": "set generation.host",
+    "port": "set generation.port",
+    "logprobs_mode": "only log-probs of the distribution that was sampled from can be trained with",
+    "generation_config": "a model folder must not bring sampling settings along",
+}
+"""arguments of vLLM's engine that rlexp must know or set itself -> why they are no engine_kwargs"""
 
 
 def problems(config: RunConfig) -> Iterator[str]:
@@ -32,11 +47,22 @@ def problems(config: RunConfig) -> Iterator[str]:
             re.compile(generation.structured_outputs_regex)
         except re.error as error:
             yield f"generation.structured_outputs_regex={generation.structured_outputs_regex} is no regular expression ({error}): correct it"
+    yield from _engine_kwargs(generation)
     if generation.sync_lora == "adapter":
         if not isinstance(config.peft, LoraConfig):
             yield f"generation.sync_lora=adapter needs an adapter, and peft={config.peft.name} has none: leave it out, or set peft=lora"
         elif config.peft.r > 512:
             yield f"generation.sync_lora=adapter: vLLM serves adapters of rank 512 at most, and peft.r={config.peft.r}: set generation.sync_lora=merged"
+
+
+def _engine_kwargs(generation: EngineGenerationConfig) -> Iterator[str]:
+    try:
+        given = convert_value(generation.engine_kwargs, Any) or {}
+    except WrongType:  # refused elsewhere
+        return
+    for name in given:
+        if (reason := OWN_KEYS.get(name.replace("-", "_"))) is not None:
+            yield f"generation.engine_kwargs.{name} cannot be used: {reason}"
 
 
 def _in_process(config: RunConfig, generation: VLLMGenerationConfig) -> Iterator[str]:

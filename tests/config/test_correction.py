@@ -105,7 +105,7 @@ def test_what_is_allowed():
     assert problems(corrected("none", values=engine(repetition_penalty=1.1))) == []
 
 
-@pytest.mark.rows("GRPO-060", "GRPO-265")
+@pytest.mark.rows("GRPO-060", "GRPO-265", "ASYNC-230")
 def test_a_sampler_that_hides_its_candidates_is_warned_of():
     cut = {"top_p": 0.9, "top_k": 20, "min_p": 0.1}
     for name, value in cut.items():

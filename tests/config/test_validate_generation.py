@@ -33,7 +33,7 @@ def test_vllm_is_not_installed(found: Found) -> None:
     ]
 
 
-@pytest.mark.rows("GRPO-198", "GRPO-194", "GRPO-192", "GRPO-262")
+@pytest.mark.rows("GRPO-198", "GRPO-194", "GRPO-192", "GRPO-262", "ASYNC-218", "ASYNC-228", "ASYNC-231")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -43,10 +43,15 @@ def test_vllm_is_not_installed(found: Found) -> None:
         (["generation.sync_lora=adapter"], "generation.sync_lora=adapter needs an adapter, and peft=none has none"),
         (["generation.sync_lora=adapter", "peft=lora", "peft.r=600"], "vLLM serves adapters of rank 512 at most, and peft.r=600"),
         (["generation.model_impl=sglang"], "generation.model_impl=sglang is out of range: it must be one of vllm, transformers, auto"),
+        (["+generation.engine_kwargs={logprobs_mode: raw_logprobs}"], "generation.engine_kwargs.logprobs_mode cannot be used: only log-probs of the"),
+        (["+generation.engine_kwargs={max-model-len: 64}"], "generation.engine_kwargs.max-model-len cannot be used: set generation.max_model_length"),
         (["generation.gpu_memory_utilization=1.2"], "generation.gpu_memory_utilization=1.2 is out of range"),
         (["generation.verify_sync=often"], "generation.verify_sync=often is out of range: it must be one of first, always, never"),
         (["generation.top_p=0.9"], "generation.top_p=0.9 with correction=sequence_mask needs generation.top_k > 0"),
         (["generation.min_p=0.1"], "generation.min_p=0.1 with correction=sequence_mask needs generation.top_k > 0"),
+        (["generation.top_p=0"], "generation.top_p=0.0 is out of range: it must be > 0 and <= 1"),
+        (["generation.top_k=-1"], "generation.top_k=-1 is out of range: it must be >= 0"),
+        (["generation.min_p=1.5"], "generation.min_p=1.5 is out of range: it must be >= 0 and <= 1"),
         (["generation.repetition_penalty=1.2"], "changes the sampler's log-probs, which cannot be corrected: set correction=none"),
     ],
     ids=lambda value: value[0].partition("=")[0] if isinstance(value, list) else "",

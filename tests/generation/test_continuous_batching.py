@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,15 @@ def test_logprobs_and_the_state_of_the_model(sampling: Sampling) -> None:
         np.testing.assert_allclose(turn.logprobs, teacher_forced(module, turn, sampling), atol=1e-5)
         assert turn.finish == (EOS if turn.ids[-1] < 15 else LENGTH) and (len(turn.ids) == 12 or turn.finish == EOS)
     assert len({tuple(turn.ids) for turn in turns}) > 3
+
+
+@pytest.mark.rows("GRPO-188")
+def test_the_older_name_of_the_option_leads_here() -> None:
+    """TRL's deprecated use_transformers_paged: the page of names says what it is called, for the option and for its arguments."""
+    page = (Path(__file__).parents[2] / "docs" / "from_trl.md").read_text(encoding="utf-8").splitlines()
+    (place,) = [number for number, line in enumerate(page) if line.startswith("| `use_transformers_paged` | the same")]
+    assert page[place - 1].startswith("| `use_transformers_continuous_batching`") and "`generation=continuous_batching`" in page[place - 1]
+    assert "| `use_transformers_paged` | GRPO | `generation=continuous_batching` |" in page
 
 
 @pytest.mark.rows("GRPO-185", "GRPO-186")

@@ -15,8 +15,10 @@ from torch import Tensor
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
 from rlexp.config.vllm import VLLMGenerationConfig
+from rlexp.config.vllm_server import VLLMServerGenerationConfig
 from rlexp.generation.vllm.generator import VLLMGenerator, engine_dtype
 from rlexp.generation.vllm.memory import Need, need_of
+from rlexp.generation.vllm_server.generator import VLLMServerGenerator
 from rlexp.generation.weight_sync import fingerprint, probe
 from rlexp.generation.weight_sync.base import Score, SyncError, TrainerSide
 from rlexp.generation.weight_sync.push import WeightSync
@@ -122,6 +124,15 @@ def test_after_a_deep_sleep_everything_is_sent_again(monkeypatch: pytest.MonkeyP
 def test_the_cpu_engine_does_not_sleep() -> None:
     with pytest.raises(UserError, match=r"generation\.sleep_level=2 needs a GPU: vLLM's CPU engine cannot give its memory back; set generation\.sleep_level=0"):
         VLLMGenerator(VLLMGenerationConfig(sleep_level=2), policies={"policy": tiny_model(dtype=torch.float32)}, trainer=TrainerSide(torch.float32))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe"])
+def test_the_cpu_engine_takes_no_mixture_of_experts(kind: str) -> None:
+    loaded = tiny_model(dtype=torch.float32, kind=kind)
+    with pytest.raises(UserError, match=rf"generation=vllm on a CPU cannot be sent the weights of a mixture of experts \({kind}\).*set generation=native"):
+        VLLMGenerator(VLLMGenerationConfig(), policies={"policy": loaded}, trainer=TrainerSide(torch.float32))
+    with pytest.raises(UserError, match="generation=vllm_server on a CPU cannot be sent"):
+        VLLMServerGenerator(VLLMServerGenerationConfig(launch=True), policies={"policy": loaded}, trainer=TrainerSide(torch.float32))
 
 
 @pytest.mark.rows("GRPO-195")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -10,9 +11,14 @@ import pytest
 import torch
 from engine_runs import NAME, Setup
 from local_generators import requests_of, teacher_forced
+from models_for_tests import four_tokens
 
+from rlexp.config.vllm import VLLMGenerationConfig
 from rlexp.generation.base import BadPrompt
 from rlexp.generation.vllm import sampling as vllm_sampling
+from rlexp.generation.vllm.generator import VLLMGenerator
+from rlexp.generation.weight_sync.base import TrainerSide
+from rlexp.generation.weight_sync.push import WeightSync
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import EOS, LENGTH, STOP, Turn
 
@@ -177,15 +183,9 @@ def test_sampling_settings_of_the_model_folder_do_not_count(engine: Make) -> Non
 @pytest.mark.cases("S12")
 @pytest.mark.rows("GRPO-060", "ASYNC-232")
 def test_nucleus_sampling_has_no_biased_ratio(engine: Make) -> None:
-    """A model whose next token has probabilities .5, .3, .15, .05 whatever the prompt. top_p is a little below .8, where vLLM leaves the tie to rounding."""
+    """top_p is a little below .8, where vLLM leaves the tie to rounding."""
     setup = engine(eos_ids=())
-    with torch.no_grad():
-        for name, parameter in setup.loaded.module.named_parameters():
-            parameter.fill_(1.0 if "norm" in name or "embed" in name else 0.0)
-        head = setup.loaded.module.lm_head.weight
-        head[:] = -60.0 / head.shape[1]
-        for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
-            head[token] = np.log(probability) / head.shape[1]
+    four_tokens(setup.loaded)
     setup.push(0)
     sampling = Sampling(top_p=0.799, top_k=4)
     turns = setup.generator.sample_wave(requests_of(PROMPTS[:1], 6, sampling, each=4))
@@ -225,6 +225,26 @@ def test_a_prompt_longer_than_the_context(ready: Setup, monkeypatch: pytest.Monk
     assert len(turn.ids) == 2 and turn.finish == LENGTH
     with pytest.raises(BadPrompt, match="no tokens"):
         ready.generator.check(Request(np.zeros(0, np.int64), 1, 8))
+
+
+def test_two_policies_have_an_engine_each(engine: Make) -> None:
+    """Requests of both in one wave, with weights of their own after every sync."""
+    setups = {"first": engine(), "second": engine(tied=True)}
+    policies = {name: setup.loaded for name, setup in setups.items()}
+    running = {name: setup.generator.engines[NAME] for name, setup in setups.items()}
+    config = VLLMGenerationConfig(verify_sync="always")
+    generator = VLLMGenerator(config, policies=policies, trainer=TrainerSide(torch.float32), engines=running)
+    sync = WeightSync(config, generator, policies)
+    for version, changed in enumerate(("first", "second")):
+        setups[changed].train()
+        sync.announce(version)
+        sync.bring()
+        assert generator.weights.version() == version
+        wave = [dataclasses.replace(request, policy=name) for name in policies for request in requests_of(PROMPTS[:2], 6, each=2)]
+        turns = generator.sample_wave(wave)
+        for request, turn in zip(wave, turns, strict=True):
+            np.testing.assert_allclose(turn.logprobs, teacher_forced(policies[request.policy].module, turn, Sampling()), atol=1e-5)
+        assert sampled(turns[:4]) != sampled(turns[4:])
 
 
 @pytest.mark.rows("GRPO-191")

@@ -184,7 +184,8 @@ def test_a_tensor_that_cannot_be_read_leaves_the_server_paused_and_says_so(fake)
 
 
 def test_an_update_that_a_dead_trainer_left_open_is_closed_first(fake):
-    fake.state.updating = True
+    """The refusal of the start ends its connection too, which the next call must not be sent on."""
+    fake.state.updating = fake.state.abrupt = True
     target(fake).receive("policy", iter(named()[:1]), 5)
     assert fake.paths[:4] == ["pause?mode=keep", START, FINISH, START] and fake.state.version == "5"
 

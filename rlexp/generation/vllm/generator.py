@@ -22,7 +22,7 @@ from rlexp.generation.base import BadPrompt, Done, Policy, free_form, sampling_f
 from rlexp.generation.batches import ModelGenerator
 from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm.engine import Engine
-from rlexp.generation.vllm.folder import write_model_folder
+from rlexp.generation.vllm.folder import check_model, write_model_folder
 from rlexp.generation.vllm.memory import ROWS, need_of
 from rlexp.generation.weight_sync.base import PAUSED, Adapter, Named, Score, SyncError, TrainerSide
 from rlexp.generation.weight_sync.fingerprint import Fingerprint
@@ -36,6 +36,7 @@ class VLLMGenerator(ModelGenerator):
     """An engine for each policy, in this process. Raises UserError for what vLLM or the device cannot do."""
 
     provides = frozenset({"candidates"})
+    copies = 1
 
     def __init__(
         self, config: VLLMGenerationConfig, *, policies: Mapping[str, Policy], trainer: TrainerSide, engines: Mapping[str, Engine] | None = None
@@ -51,6 +52,9 @@ class VLLMGenerator(ModelGenerator):
             level = f"generation.sleep_level={config.sleep_level}"
             raise UserError(f"{level} needs a GPU: vLLM's CPU engine cannot give its memory back; set generation.sleep_level=0")
         if engines is None:
+            if self.on_cpu:
+                for policy in policies.values():
+                    check_model(policy, config)
             from vllm import SamplingParams
 
             sampling.check_arguments([name for name, _ in sampling_from(config).extra], SamplingParams.__struct_fields__)
@@ -215,9 +219,9 @@ class InProcessTarget:
         """The lowest of the engines' stamps."""
         return min(engine.version() for engine in self.engines.values())
 
-    def checksums(self, policy: str) -> dict[str, Fingerprint]:
+    def checksums(self, policy: str) -> list[dict[str, Fingerprint]]:
         """What the engine computes with."""
-        return self.engines[policy].fingerprints()
+        return [self.engines[policy].fingerprints()]
 
     def sleep(self, level: int) -> None:
         """Send the engines to sleep."""

@@ -21,6 +21,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds before the first repetition, doubled each time up to the second number"""
 LOOK = 1.0
 """Seconds between two looks at servers while they sample"""
+KEPT = 3.0
+"""Seconds an idle connection is used again: less than the 5 after which vLLM closes it"""
 _BUSY = (429, 500, 502, 503, 504)
 """Answers that may be better next time. 500 is what vLLM says when its engine has just died, and then it ends."""
 
@@ -137,7 +139,7 @@ class Client:
         """The connections of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._http is None or self._http[0] is not loop:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT)
             timeout = httpx.Timeout(self.request_timeout, connect=10.0, pool=None)
             self._http = (loop, httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False))
         return self._http[1]

@@ -12,8 +12,8 @@ from rlexp.config.errors import UserError
 
 LOOK = 1.0
 """Seconds between two looks whether a server is there while it is waited for"""
-SEEN_DEAD = 3.0
-"""Seconds until the death of a launched server is known for certain"""
+SEEN_DEAD = 8.0
+"""Seconds until the death of a launched server is known for certain: vLLM looks every 5 whether its engine is there"""
 MESSAGE = 400
 """Characters of a server's answer that an error shows"""
 
@@ -50,7 +50,10 @@ class Control:
 
     def __init__(self, urls: Sequence[str], timeout: float, check: Callable[[float], None] = lambda patience: None) -> None:
         self.urls, self.timeout, self.check = list(urls), timeout, check
-        self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)), trust_env=False)
+        # each call on a connection of its own: a server closes one that was idle, or on which it answered an error, without saying so, and a call that is
+        # sent at that moment is lost. These calls must not be sent twice.
+        limits, once = httpx.Limits(max_keepalive_connections=0), {"Connection": "close"}
+        self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)), limits=limits, headers=once, trust_env=False)
         self._threads = ThreadPoolExecutor(max(8, len(self.urls)), "server-control")
         self._waiting = ThreadPoolExecutor(4 * max(8, len(self.urls)), "server-calls")
 
@@ -65,6 +68,8 @@ class Control:
         except httpx.HTTPError as error:
             self.check(SEEN_DEAD)
             raise Unreachable(f"the vLLM server at {url} does not answer {path} ({type(error).__name__}: {error})") from error
+        if response.status_code >= 500:  # also what a server says whose engine has died, before it ends
+            self.check(SEEN_DEAD)
         if response.status_code >= 400:
             raise Refused(f"the vLLM server at {url} refused {path} with code {response.status_code}: {reason_of(response)}", response.status_code)
         return response.json() if "json" in response.headers.get("content-type", "") else None

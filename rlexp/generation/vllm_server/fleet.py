@@ -16,7 +16,7 @@ from rlexp.config.vllm import lora_rank
 from rlexp.config.vllm_server import LOOPBACK, VLLMServerGenerationConfig, urls
 from rlexp.generation.base import Policy, free_form
 from rlexp.generation.inference import causal_model
-from rlexp.generation.vllm.folder import write_model_folder
+from rlexp.generation.vllm.folder import check_model, write_model_folder
 from rlexp.generation.vllm.generator import engine_dtype
 from rlexp.generation.vllm_server import checks
 from rlexp.generation.vllm_server.client import Server
@@ -83,6 +83,8 @@ class Fleet:
                 self.config.port or "(a free one)",
                 self.config.host,
             )
+        if not torch.cuda.is_available():
+            check_model(self.policy, self.config)
         heads, parallel = int(causal_model(self.policy.module).config.num_attention_heads), self.config.tensor_parallel_size
         if heads % parallel:
             raise UserError(f"generation.tensor_parallel_size={parallel} does not divide the {heads} attention heads of the model: choose a divisor of {heads}")

@@ -148,7 +148,7 @@ class VLLMServerGenerator:
 
     def _use_fleet(self) -> None:
         fleet, config = self.fleet, self.config
-        self.dtype, self.context = fleet.dtype, fleet.context
+        self.dtype, self.context, self.copies = fleet.dtype, fleet.context, len(fleet.servers)
         self.weights: WeightTarget = fleet.target
         self.client = Client(fleet.servers, timeout=config.timeout, request_timeout=config.request_timeout, first=self.trainer.rank)
         self._counted_retries = 0

@@ -24,6 +24,8 @@ TAIL_LINES = 25
 NOISE = re.compile(r'^nanobind: |^ - (leaked|\.\.\. skipped)|"(GET|POST) [^"]*" 200|resource_tracker|^See https://nanobind')
 """Lines of a log that would stand between a reader and the reason: answered requests, and what libraries say when they are torn down"""
 REASON = re.compile(r"\b(\w*Error|\w*Exception|error|Value error)\b[:,] ")
+HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING) +\d\d-\d\d ")
+"""Lines that vLLM itself calls no errors"""
 MOST = 300
 """Characters of the reason"""
 LOOPBACK = "127.0.0.1"
@@ -96,7 +98,7 @@ class ServerProcess:
 
     def _reason(self) -> str:
         """The last line of the log that names an error, without what pydantic adds; empty when none does."""
-        named = [line for line in self._lines() if REASON.search(line)]
+        named = [line for line in self._lines() if REASON.search(line) and not HARMLESS.search(line)]
         return " ".join(named[-1].partition("[type=")[0].split())[:MOST] if named else ""
 
     def gone(self) -> ServerFailed | None:

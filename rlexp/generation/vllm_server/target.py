@@ -101,14 +101,14 @@ class ServerTarget:
         found = [answer["weight_version"] for answer in self.control.get("weight_info")]
         return min((int(text) if str(text).isdigit() else -1 for text in found), default=-1)
 
-    def checksums(self, policy: str) -> Mapping[str, Fingerprint]:
-        """Fingerprints of what the first server computes with; {} when it was not started with our worker extension."""
+    def checksums(self, policy: str) -> list[Mapping[str, Fingerprint]]:
+        """What each server computes with; {} for one of several GPUs, [] when one was not started with our worker extension."""
         try:
-            answer = self.control.call(self.control.urls[0], "POST", "collective_rpc", {"method": "rlexp_fingerprints"})
+            answers = self.control.each(lambda url: self.control.call(url, "POST", "collective_rpc", {"method": "rlexp_fingerprints"}))
         except Refused:
-            return {}
-        results = answer.get("results", [])
-        return {name: (pair[0], pair[1]) for name, pair in results[0].items()} if len(results) == 1 else {}
+            return []
+        found = [answer["results"] for answer in answers]
+        return [{name: (pair[0], pair[1]) for name, pair in results[0].items()} if len(results) == 1 else {} for results in found]
 
     def _begin(self) -> None:
         """Start the update. One that a trainer left open when it died is closed first; this sync brings every layer it may have touched."""

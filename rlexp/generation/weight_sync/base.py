@@ -74,8 +74,9 @@ class WeightTarget(Protocol):
         """The version the engine says it has, -1 before the first sync (several servers: the lowest)."""
         ...
 
-    def checksums(self, policy: str) -> Mapping[str, tuple[float, float]]:
-        """`fingerprint.of` each tensor as the engine computes with it, by its Hugging Face name; those it cannot tell are left out."""
+    def checksums(self, policy: str) -> Sequence[Mapping[str, tuple[float, float]]]:
+        """For each copy of the weights: `fingerprint.of` each tensor as the engine computes with it, by its Hugging Face name; those it cannot tell are
+        left out."""
         ...
 
 
@@ -105,6 +106,8 @@ class EngineGenerator(Generator, Protocol):
     """what the engine computes in"""
     context: int
     """longest sequence of the engine"""
+    copies: int
+    """of the weights, in engines of their own: as many sequences scored at once are scored by one each"""
 
     def score(self, policy: str, ids: Sequence[np.ndarray], top_k: int | None = None) -> list[Score]:
         """Log-probs of each sequence under the engine's weights, at temperature 1 and without truncation. Raises BadPrompt when one is too long."""
