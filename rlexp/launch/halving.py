@@ -92,13 +92,14 @@ class Halving:
         going = known[: max(1, len(known) // self.settings.reduction)]
         for place, (job, value) in enumerate(known, start=1):
             if place > len(going):
-                _explain(job, f"not promoted at step {step} ({self.settings.metric} {value:.4g}, place {place} of {len(known)}, {len(going)} go on)")
+                _explain(job, f"not promoted at step {step} ({self.settings.metric} {value:.4g}, place {place} of {len(known)}, {_go(len(going))} on)")
         for job in [job for job, value in there if value is None]:
             _explain(job, f"not promoted at step {step} (no {self.settings.metric} in its evaluation there)")
         values = {job.name: value for job, value in known}
         decided.append({"step": step, "values": values, "promoted": [job.name for job, _ in going]})
         if going:
-            say(f"step {step}: {len(going)} of {len(racing)} go on, {self.settings.metric} {going[-1][1]:.4g} or better: jobs {_numbers(going)}")
+            numbers = ", ".join(str(job.number) for job, _ in going)
+            say(f"step {step}: of {len(racing)}, {_go(len(going))} on, {self.settings.metric} {going[-1][1]:.4g} or better: job {numbers}")
         return [job for job in racing if job.name in decided[-1]["promoted"]]
 
     def value(self, job: Job, step: int | None = None) -> float | None:
@@ -163,5 +164,5 @@ def _count(jobs: Sequence[Job]) -> str:
     return f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}"
 
 
-def _numbers(pairs: Sequence[tuple[Job, float]]) -> str:
-    return ", ".join(str(job.number) for job, _ in pairs)
+def _go(count: int) -> str:
+    return f"{count} goes" if count == 1 else f"{count} go"

@@ -106,10 +106,14 @@ def test_the_best_half_goes_on_and_a_second_start_does_nothing(tmp_path: Path) -
     results, started = halving().run(jobs, machine, said.append)
     assert machine.ran == [[(n, 10) for n in range(1, 9)], [(n, 20) for n in (5, 6, 7, 8)], [(7, 40), (8, 40)], [(8, 60)]]
     assert [result.state for result in results] == ["paused"] * 7 + ["finished"] and started == 8
-    assert said[1] == "step 10: 4 of 8 go on, accuracy 0.51 or better: jobs 8, 7, 6, 5"
+    assert said[1] == "step 10: of 8, 4 go on, accuracy 0.51 or better: job 8, 7, 6, 5"
     reason = "paused at step 10 by the sweep: not promoted at step 10 (accuracy 0.11, place 8 of 8, 4 go on)"
     assert results[0].reason == RunFolder(jobs[0].folder).status()["reason"] == reason
-    assert RunFolder(jobs[6].folder).status()["reason"].startswith("paused at step 40 by the sweep: not promoted at step 40 (accuracy 0.74, place 2 of 2")
+    assert (
+        RunFolder(jobs[6].folder)
+        .status()["reason"]
+        .startswith("paused at step 40 by the sweep: not promoted at step 40 (accuracy 0.74, place 2 of 2, 1 goes on)")
+    )
     assert halving().summary(jobs, TOTAL) == "best: job 8, run.seed=8, accuracy 0.86; 180 of 480 steps trained"
     record = json.loads((tmp_path / "halving.json").read_text())
     assert [(rung["step"], rung["promoted"]) for rung in record["rungs"]] == [
