@@ -119,7 +119,9 @@ LOSSES = Registry("loss")
 OPTIMIZERS = Registry("optimizer")
 TRACKERS = Registry("tracker", multi=True)
 STRATEGIES = Registry("strategy")
+CLUSTERS = Registry("cluster")
 
 REGISTRIES: dict[str, Registry] = {
-    registry.group: registry for registry in (MODELS, PEFTS, DATA, REWARDS, GENERATORS, ROLLOUTS, ALGORITHMS, LOSSES, OPTIMIZERS, TRACKERS, STRATEGIES)
+    registry.group: registry
+    for registry in (MODELS, PEFTS, DATA, REWARDS, GENERATORS, ROLLOUTS, ALGORITHMS, LOSSES, OPTIMIZERS, TRACKERS, STRATEGIES, CLUSTERS)
 }

@@ -91,7 +91,7 @@ def _evaluation(config: RunConfig, tasks: int | None) -> Iterator[str]:
 
 
 def _processes(config: RunConfig, tasks: int | None) -> Iterator[str]:
-    if config.strategy.name != "single" and config.cluster.processes_per_node == 1:
+    if config.strategy.name != "single" and config.cluster.processes == 1:
         yield f"strategy={config.strategy.name} runs with one process: cluster.processes_per_node=2 would start two"
 
 

@@ -171,7 +171,7 @@ def plan(config: RunConfig, tasks: int | None) -> list[tuple[str, str]]:
         ("sampler correction", correction_text(config)),
         ("reference model", f"yes, beta={config.algorithm.beta:g}" if config.algorithm.beta else "none (algorithm.beta=0)"),
         ("precision", "bf16 on a GPU, fp32 on a CPU" if precision == "auto" else precision),
-        ("processes", str(config.cluster.processes_per_node)),
+        ("processes", str(config.cluster.processes)),
         ("accuracy", f"share of {config.data.eval_size} held-out tasks where {accuracy_term(config)} is 1.0" if evaluates(config) else "no evaluation"),
     ]
     return rows

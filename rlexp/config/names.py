@@ -14,8 +14,10 @@ LONGEST = 120
 _BRACKETS = "[]{}'\" "
 """Left out around a value"""
 
-_NOT_IDENTITY = ("sweep", "hydra", "run.resume", "run.dry")
+_NOT_IDENTITY = ("sweep", "cluster", "hydra", "run.resume", "run.dry")
 """Overrides that say how a job is run, not what it computes; they enter no name"""
+_IDENTITY = ("cluster.nodes", "cluster.processes_per_node")
+"""But these change the last bits"""
 
 
 def _digest(parts: Iterable[str], length: int) -> str:
@@ -56,7 +58,7 @@ def _identity(overrides: Iterable[str]) -> list[str]:
         return override.lstrip("+~").partition("=")[0]
 
     def dropped(override: str) -> bool:
-        return any(key(override) == word or key(override).startswith((f"{word}.", f"{word}/")) for word in _NOT_IDENTITY)
+        return key(override) not in _IDENTITY and any(key(override) == word or key(override).startswith((f"{word}.", f"{word}/")) for word in _NOT_IDENTITY)
 
     return sorted(override for override in overrides if not dropped(override))
 

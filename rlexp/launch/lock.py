@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from rlexp.launch.slurm.queue import JOB, runs
+
 HALF_WRITTEN = 1.0
 """Seconds after which a lock without contents counts as left by a process that died while it made it"""
 
@@ -23,11 +25,15 @@ class Holder:
     pid: int
     born: int
     """start time of the process in clock ticks since boot (0 where /proc does not tell), because pids are used again"""
+    job: str = ""
+    """its Slurm job, if it is in one: whether that runs can be asked from other machines"""
 
     @property
     def alive(self) -> bool:
-        """Whether that process lives. A process of another host counts as alive: it cannot be seen from here."""
-        return self.host != socket.gethostname() or (is_alive(self.pid) and self.born in (0, born(self.pid)))
+        """Whether that process lives. A process of another host counts as alive, as it cannot be seen from here, unless Slurm says its job is over."""
+        if self.host != socket.gethostname():
+            return not self.job or runs(self.job)
+        return is_alive(self.pid) and self.born in (0, born(self.pid))
 
 
 class Held(Exception):
@@ -67,7 +73,7 @@ def _stat(pid: int) -> list[str] | None:
 
 def current() -> Holder:
     """This process."""
-    return Holder(socket.gethostname(), os.getpid(), born(os.getpid()))
+    return Holder(socket.gethostname(), os.getpid(), born(os.getpid()), os.environ.get(JOB, ""))
 
 
 def holder_of(path: Path) -> Holder | None:

@@ -18,6 +18,7 @@ from rlexp.launch.folder import FINISHED, RUNNING, RunFolder, now, outputs_root
 from rlexp.launch.identity import differing, fingerprint, wants_more
 from rlexp.launch.jobs import SWEEP_DIR, SWEEP_JOB
 from rlexp.launch.lock import FolderLock, Held
+from rlexp.launch.slurm.queue import SUBMITTED
 from rlexp.launch.versions import git_commit, versions
 
 
@@ -135,7 +136,8 @@ def _begin(folder: RunFolder, config: RunConfig, overrides: Sequence[str]) -> No
         first_started=folder.status().get("first_started") or now(),
         host=socket.gethostname(),
         pid=os.getpid(),
-        processes=config.cluster.processes_per_node,
+        processes=config.cluster.processes,
+        slurm_job=os.environ.get(SUBMITTED),
         fingerprint=fingerprint(config),
         versions=versions(),
         git_commit=git_commit(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
@@ -17,9 +18,9 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """Slurm and submitit warn by SIGUSR2, preemption and `kill` send SIGTERM, Ctrl-C SIGINT"""
 PREEMPTED_CODE = 75
 """Exit code of a run that was stopped and can be continued (EX_TEMPFAIL of sysexits.h)"""
-
 PAUSED_CODE = 76
 """What rank processes end with when their sweep had the run pause or the user stopped it; the program then ends with 0, as all went as wished"""
+
 
 class StopRequest:
     """Whether somebody asked this process to stop. The trainer reads it at each step boundary."""
@@ -31,6 +32,7 @@ class StopRequest:
         self.forward: Callable[[int], None] | None = None
         """called with each signal, e.g. to pass it on to rank processes"""
         self._interrupts = 0
+        self._seen: set[int] = set()
         self._previous: dict[int, Any] = {}
 
     @property
@@ -44,12 +46,15 @@ class StopRequest:
         return f"stopped by {self.signal.name}" if self.signal else "stopped"
 
     def chain(self) -> None:
-        """Call the handler that the signal had before ours, now that everything is saved: submitit's requeues the job."""
-        handler = self._previous.get(self.signal) if self.signal else None
+        """Call the handler that the signal had before ours, now that everything is saved: submitit's for SIGUSR2 requeues the job. Some clusters send
+        SIGTERM before it."""
+        number = signal.SIGUSR2 if signal.SIGUSR2 in self._seen else self.signal
+        handler = self._previous.get(number) if number else None
         if callable(handler) and handler is not signal.default_int_handler:
-            handler(self.signal, None)
+            handler(number, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._seen.add(number)
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 2:
             os._exit(1)  # something swallows KeyboardInterrupt
@@ -86,3 +91,23 @@ def handling(announce: bool = True) -> Iterator[StopRequest]:
     finally:
         for number, handler in stop._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def shield_children() -> None:
+    """From now on SIGUSR2 is for this process alone. Slurm sends it to every process of a job, and one that does not expect it dies.
+
+    It stays blocked, which children inherit, and a thread that waits for it calls the handler in the main thread, as if it had come there. A rank, which
+    inherits this, calls it too and gets its signals back.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def wait() -> None:
+        while True:
+            _thread.interrupt_main(signal.Signals(signal.sigwait({signal.SIGUSR2})))
+
+    threading.Thread(target=wait, name="sigusr2", daemon=True).start()
+
+
+def shielded() -> bool:
+    """Whether this process was started by one that shields its children."""
+    return signal.SIGUSR2 in signal.pthread_sigmask(signal.SIG_BLOCK, set())

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from rlexp import registry
 from rlexp.config.errors import UserError
 from rlexp.config.run import RunConfig
+from rlexp.config.vllm_server import VLLMServerGenerationConfig
 from rlexp.launch.external import external_rank, share_folder
 from rlexp.launch.failure import Failure, failure_of
 from rlexp.launch.folder import FAILED, FINISHED, PAUSED, PREEMPTED, STOPPED, RunFolder, now
+from rlexp.launch.hosts import LOOPBACK, network_of
 from rlexp.launch.jobs import SWEEP_DIR
 from rlexp.launch.lock import FolderLock
 from rlexp.launch.log import logging_to
@@ -34,7 +38,7 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     """Run a validated config. Returns 0 (finished, or paused or stopped as a job of its sweep), 1 (failed, the reason is printed and in status.json) or
     75 (preempted, to be continued).
 
-    Raises UserError when the run folder cannot be used. One process trains here; more (cluster.processes_per_node) are spawned. Under torchrun or
+    Raises UserError when the run folder cannot be used. One process trains here; more are spawned, also on the other nodes of a Slurm job. Under torchrun or
     `accelerate launch`, which set RANK, this process is one of their ranks.
     """
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
@@ -44,13 +48,19 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
         return 0
     if config.sweep.method == "halving" and not os.environ.get(SWEEP_DIR):
         raise UserError("sweep.method=halving compares the runs of a sweep: add -m and what they differ in, e.g. -m optimizer.learning_rate=1e-5,3e-5")
+    cluster = config.cluster
+    meeting = registry.CLUSTERS.load(cluster.name)(cluster)
     external = external_rank()
     if external is not None:
         return _start_as_rank(config, overrides, *external)
     folder = open_folder(config, overrides)
-    if config.cluster.processes_per_node == 1:
+    if cluster.processes == 1 and meeting is None:
         return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
-    return _lead(folder, lambda stop: run_ranks(worker_command(folder.path), config.cluster.processes_per_node, folder.ranks_path, stop))
+    variables = network_of(meeting.address if meeting is not None and cluster.nodes > 1 else LOOPBACK)
+    if isinstance(config.generation, VLLMServerGenerationConfig):
+        variables.pop("NCCL_SOCKET_IFNAME", None)  # weights go to servers that may be on other machines
+    ranks = partial(run_ranks, worker_command(folder.path), cluster.processes, folder.ranks_path, nodes=cluster.nodes, meeting=meeting, variables=variables)
+    return _lead(folder, ranks)
 
 
 def _start_as_rank(config: RunConfig, overrides: Sequence[str], rank: int, world: int) -> int:
@@ -86,7 +96,7 @@ def _lead(folder: RunFolder, work: Work) -> int:
             _write_report(folder)
     finally:
         FolderLock(folder.path).release()
-    if code == PREEMPTED_CODE:
+    if code == PREEMPTED_CODE or (code and stop.requested):  # a run that could not be saved goes on from an earlier checkpoint
         stop.chain()
     return code
 
@@ -106,7 +116,7 @@ def _follow(config: RunConfig, folder: RunFolder, rank: int, world: int) -> int:
 def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
     """Do the work of a run and write how it ended to status.json; what went wrong goes to train.log and the console.
 
-    work: gets the stop request; returns an exit code (0, 1, 75) and, for 1, the failure. It may raise anything. When it fails by what a user can fix
+    work: gets the stop request; returns an exit code (0, 1, 75, 76) and, for 1, the failure. It may raise anything. When it fails by what a user can fix
     (the data, a reward, the model) before anything was trained, the folder is removed: the corrected command finds its name free.
     """
     failure: Failure | None = None
@@ -129,6 +139,12 @@ def carry_out(folder: RunFolder, stop: StopRequest, work: Work) -> int:
     return code
 
 
+def _reason(state: str, folder: RunFolder, stop: StopRequest) -> str | None:
+    """Why a run that did not fail ended before its last step; None when it did not."""
+    where = "" if folder.saved_step is None else f" at step {folder.saved_step}"
+    return {PREEMPTED: stop.reason, PAUSED: f"paused{where} by the sweep", STOPPED: f"stopped{where} by the user"}.get(state)
+
+
 def _say(folder: RunFolder, failure: Failure) -> None:
     """The failure on the console; the traceback in train.log, and on the console too unless the reason says all."""
     if failure.traceback and not failure.expected:
@@ -139,12 +155,6 @@ def _say(folder: RunFolder, failure: Failure) -> None:
             file.write(f"{now()} ERROR {failure.reason}\n{failure.traceback}\n")
     except OSError:
         traceback.print_exc()
-def _reason(state: str, folder: RunFolder, stop: StopRequest) -> str | None:
-    """Why a run that did not fail ended before its last step; None when it did not."""
-    where = "" if folder.saved_step is None else f" at step {folder.saved_step}"
-    return {PREEMPTED: stop.reason, PAUSED: f"paused{where} by the sweep", STOPPED: f"stopped{where} by the user"}.get(state)
-
-
 
 
 def _write_report(folder: RunFolder) -> None:

@@ -19,4 +19,5 @@ def thread_count(config: RunConfig, processes: int) -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given) > 0:
         return int(given)
-    return max(1, cores() // max(1, processes))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))  # of those, on this machine
+    return max(1, cores() // max(1, here))

@@ -15,7 +15,7 @@ from rlexp.launch.failure import failure_of
 from rlexp.launch.folder import RunFolder
 from rlexp.launch.log import logging_to
 from rlexp.launch.ranks import write_failure
-from rlexp.launch.signals import handling
+from rlexp.launch.signals import handling, shield_children, shielded
 from rlexp.launch.watch import follow_parent
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ def guarded_rank(folder: RunFolder, rank: int, work: Callable[[], int]) -> int:
 def main() -> None:
     """Run the rank that the environment names."""
     follow_parent(lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
+    if shielded():
+        shield_children()
     folder = RunFolder(Path(sys.argv[1]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

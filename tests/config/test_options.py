@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 
 from rlexp import registry
 from rlexp.components import register_all
-from rlexp.config import validate_generation
+from rlexp.config import validate_cluster, validate_generation
 from rlexp.config.convert import checked_config
 from rlexp.config.correction import CorrectionConfig
 from rlexp.config.differences import default_options
 from rlexp.config.fields import walk
 from rlexp.config.run import RunConfig
-from rlexp.config.training import CheckpointConfig, ClusterConfig, EvaluationConfig
+from rlexp.config.training import CheckpointConfig, EvaluationConfig
 
 register_all()
 CONF = registry.conf_dir()
@@ -31,7 +31,7 @@ NEEDED = {
     "reward=custom": ["reward.terms.custom.path=x.py:f"],
     "reward=model": ["reward.terms.model.path=x"],
 }
-WITHOUT_REGISTRY = {"correction": CorrectionConfig, "evaluation": EvaluationConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
+WITHOUT_REGISTRY = {"correction": CorrectionConfig, "evaluation": EvaluationConfig, "checkpoint": CheckpointConfig}
 
 
 def options(group: str) -> list[str]:
@@ -56,6 +56,7 @@ def rounds() -> Iterator[list[str]]:
 @pytest.mark.rows("GRPO-111")
 def test_every_option_composes_and_is_valid(compose_raw, overrides, monkeypatch):
     monkeypatch.setattr(validate_generation, "vllm_installed", lambda: True)
+    monkeypatch.setattr(validate_cluster, "submitit_installed", lambda: True)
     cfg = compose_raw(*overrides, with_hydra=True)
     chosen = dict(cfg.hydra.runtime.choices)
     for override in overrides:

@@ -33,7 +33,7 @@ def write(folder: Path, holder: Holder | str) -> None:
 def test_taken_and_given_back(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     lock.acquire()
-    assert json.loads((tmp_path / "lock").read_text()) == {"host": socket.gethostname(), "pid": os.getpid(), "born": born(os.getpid())}
+    assert json.loads((tmp_path / "lock").read_text()) == {"host": socket.gethostname(), "pid": os.getpid(), "born": born(os.getpid()), "job": ""}
     lock.release()
     assert list(tmp_path.iterdir()) == []
     lock.release()  # nothing to give back
@@ -61,6 +61,33 @@ def test_another_host_cannot_be_judged(tmp_path: Path) -> None:
     write(tmp_path, Holder("elsewhere.example", 1, 0))
     with pytest.raises(Held, match="process 1 on elsewhere"):
         FolderLock(tmp_path).acquire()
+
+
+SQUEUE = """#!/bin/sh
+for word; do case $word in
+--jobs=7) echo RUNNING; exit;;
+--jobs=8) exit;;
+--jobs=9) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+esac; done
+echo "Unable to contact slurm controller" >&2
+exit 1
+"""
+
+
+def test_slurm_knows_whether_the_job_of_another_host_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run whose node died could never go on anywhere else."""
+    (tmp_path / "squeue").write_text(SQUEUE)
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def alive(job: str) -> bool:
+        return Holder("elsewhere.example", 1, 0, job).alive
+
+    assert [alive(job) for job in ("", "7", "8", "9", "10")] == [True, True, False, False, True]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert alive("7"), "several runs may share a job that the user made"
+    monkeypatch.setenv("RLEXP_SLURM_JOB", "5_2")
+    assert not alive("7") and current().job == "7", "a requeued job has one life at a time"
 
 
 def test_a_lock_without_contents_is_respected_for_a_moment(tmp_path: Path) -> None:

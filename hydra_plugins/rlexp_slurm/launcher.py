@@ -1,0 +1,62 @@
+"""Submits the jobs of a sweep to Slurm, as one array, and waits for them unless told not to; the rest is as with the launcher for one machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# The module, not the class: Hydra would take an imported class for a launcher of this module.
+from hydra_plugins.rlexp_local import launcher as local
+
+if TYPE_CHECKING:
+    from rlexp.config.run import RunConfig
+    from rlexp.launch.jobs import Result
+
+
+class RlexpSlurmLauncher(local.RlexpLocalLauncher):
+    """See the package. Ends the program after the submission with cluster.wait=false, and after printing with cluster.dry_run=true."""
+
+    def _run(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> tuple[list[Result], list[str], bool]:
+        """How each job ended. Raises UserError, before anything is submitted or recorded, when one of them could not run."""
+        from rlexp.config.cluster import SlurmClusterConfig
+        from rlexp.config.names import job_name
+        from rlexp.launch.slurm.sweep import forget_empty, preview, submit_sweep, submitted_text, wait_for_sweep
+
+        try:
+            configs = self._checked(job_overrides)
+            first = next(iter(configs.values())).cluster
+            assert isinstance(first, SlurmClusterConfig)
+            if first.dry_run:
+                print(preview(list(configs.values()), folder), end="")
+                sys.exit(0)
+        except BaseException:
+            forget_empty(folder)  # Hydra made it
+            raise
+        jobs = self._jobs(job_overrides, folder)
+        submitted, settled = submit_sweep(jobs, {job_name(job.overrides): configs[job_name(job.overrides)] for job in jobs}, self._flags(), folder)
+        print(submitted_text(submitted, settled, folder), flush=True)
+        if not first.wait:
+            sys.exit(0)
+        return wait_for_sweep(submitted, settled, folder, first.poll), [], False
+
+    def _checked(self, job_overrides: Sequence[Sequence[str]]) -> dict[str, RunConfig]:
+        """Name -> config of every job. Raises one UserError with the problems of all."""
+        from omegaconf import OmegaConf
+
+        from rlexp.config.convert import all_problems
+        from rlexp.config.errors import UserError, listed
+        from rlexp.config.names import job_name
+
+        configs, problems = {}, []
+        for overrides in job_overrides:
+            composed = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            config, found = all_problems(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+            configs[job_name(overrides)] = config
+            problems += found
+        if problems:
+            raise UserError(listed(list(dict.fromkeys(problems))))
+        if not {config.cluster.name for config in configs.values()} == {"slurm"}:
+            raise UserError("cluster is not the same in all jobs of the sweep: run those of cluster=slurm and those of cluster=local as two sweeps")
+        return configs
