@@ -70,7 +70,9 @@ def test_a_job_that_raises(slurm: Slurm, tmp_path: Path, tell: Tell) -> None:
     job = status(failed)["slurm_job"]
     assert slurm.state(job) == "FAILED", "Slurm knows it too"
     assert "seed two" in (sweep.path / "logs" / f"{failed.name}.log").read_text()
-    tell(f"a job that raises reported failed: {re.search(r'ValueError: [a-z ]+', reason)[0]}")
+    said = re.search(r"ValueError: [a-z ]+", reason)
+    assert said is not None
+    tell(f"a job that raises reported failed: {said[0].strip().removesuffix(' at')}")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
