@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rlexp.distributed.rendezvous import own_store
+
 
 class Collectives:
     """One process: every exchange returns what was given."""
@@ -40,7 +42,9 @@ class ProcessGroup(Collectives):
 
     def __init__(self, timeout: float) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+        store = own_store(timeout)
+        named = {} if store is None else {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout), **named)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def gather_objects(self, value: Any) -> list[Any]:

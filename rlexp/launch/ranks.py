@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlexp.distributed.rendezvous import LAUNCHED
 from rlexp.launch.failure import Failure
 from rlexp.launch.files import read_json, write_json
 from rlexp.launch.meeting import Meeting, Node
@@ -53,6 +54,7 @@ class Group:
             "GROUP_RANK": str(number // self.per_node),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
+            LAUNCHED: "1",
             PARENT: str(os.getpid()),
             **self.variables,
         }
