@@ -9,7 +9,7 @@ W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm-cpu train test test-vllm results-vllm results-objectives results-sdpo test-peer check format bench mutate rows clean
+.PHONY: help setup setup-vllm-cpu train test test-vllm results-vllm results-halving results-objectives results-sdpo test-peer check format bench mutate rows clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ mutate: $(STAMP) ## Do the tests notice errors? make mutate M=losses.sapo (defau
 
 results-sdpo: $(STAMP) ## Train SDPO and GRPO over three seeds; rewrites their comparison in docs/results.md (continues where it stopped)
 	$(BIN)/python scripts/results_sdpo.py
+
+results-halving: $(STAMP) ## Search eight settings by successive halving and by the full grid, three seeds; rewrites their comparison in docs/results.md
+	$(BIN)/python scripts/results_halving.py
 
 results-objectives: $(STAMP) ## Train with every objective and three seeds; rewrites its table in docs/results.md (continues where it stopped)
 	$(BIN)/python scripts/result_tables.py objectives

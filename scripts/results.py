@@ -28,6 +28,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from result_tables import problems as table_problems
 from result_tables import render as render_table
+from results_halving import problems as halving_problems
+from results_halving import render as render_halving
 from results_sdpo import render as render_sdpo
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -149,6 +151,12 @@ def tables() -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("data/*/table.json"))]
 
 
+def halving() -> dict[str, Any] | None:
+    """The searches of scripts/results_halving.py."""
+    path = DOCS / "data" / "halving" / "searches.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def page(results: list[Result]) -> str:
     """docs/results.md."""
     lines = [
@@ -163,6 +171,8 @@ def page(results: list[Result]) -> str:
         lines += render_table(table)
     if (curves := DOCS / "data" / "sdpo" / "curves.json").exists():
         lines += render_sdpo(json.loads(curves.read_text(encoding="utf-8")))
+    if searches := halving():
+        lines += render_halving(searches)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -243,6 +253,7 @@ def check(results: list[Result], text: str) -> list[str]:
     problems = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "docs/results.md", "rendered", lineterm=""))
     problems += [f"{result.name}: {claim} does not hold, found {value:.6g}" for result in results for claim, value, holds in result.claims() if not holds]
     problems += [problem for table in tables() for problem in table_problems(table)]
+    problems += halving_problems(searches) if (searches := halving()) else []
     problems += [f"docs/data/{result.name}/curve.png is missing" for result in results if not (result.folder / "curve.png").exists()]
     return problems
 
