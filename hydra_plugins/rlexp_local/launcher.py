@@ -111,9 +111,7 @@ class RlexpLocalLauncher(Launcher):
         shared = places(settings, jobs, int(self.config.cluster.processes_per_node), os.environ)
         devices = self.config.generation.get("devices")
         if len(shared) > 1 and devices is not None:
-            raise UserError(
-                f"generation.devices={devices} would put the servers of all sweep.jobs={settings.jobs} jobs on the same GPUs: leave one out"
-            )
+            raise UserError(f"generation.devices={devices} would put the servers of all sweep.jobs={settings.jobs} jobs on the same GPUs: leave one out")
         return [{**environment, "HYDRA_FULL_ERROR": ""} for environment in shared]
 
     def _halving(self, overrides: Sequence[str], jobs: int) -> tuple[Halving, int | None]:

@@ -22,18 +22,14 @@ class RlexpSlurmLauncher(local.RlexpLocalLauncher):
         """How each job ended. Raises UserError, before anything is submitted or recorded, when one of them could not run."""
         from rlexp.config.cluster import SlurmClusterConfig
         from rlexp.config.names import job_name
-        from rlexp.launch.slurm.sweep import forget_empty, preview, submit_sweep, submitted_text, wait_for_sweep
+        from rlexp.launch.slurm.sweep import preview, submit_sweep, submitted_text, wait_for_sweep
 
-        try:
-            configs = self._checked(job_overrides)
-            first = next(iter(configs.values())).cluster
-            assert isinstance(first, SlurmClusterConfig)
-            if first.dry_run:
-                print(preview(list(configs.values()), folder), end="")
-                sys.exit(0)
-        except BaseException:
-            forget_empty(folder)  # Hydra made it
-            raise
+        configs = self._checked(job_overrides)
+        first = next(iter(configs.values())).cluster
+        assert isinstance(first, SlurmClusterConfig)
+        if first.dry_run:
+            print(preview(list(configs.values()), folder), end="")
+            sys.exit(0)
         jobs = self._jobs(job_overrides, folder)
         submitted, settled = submit_sweep(jobs, {job_name(job.overrides): configs[job_name(job.overrides)] for job in jobs}, self._flags(), folder)
         print(submitted_text(submitted, settled, folder), flush=True)

@@ -20,6 +20,8 @@ from rlexp.launch.signals import PREEMPTED_CODE, handling
 from rlexp.launch.sweep_view import SweepView
 from rlexp.records.sweep import forget_job, record_jobs, recorded_jobs, stop_mark
 
+SLURM = "cluster=slurm"
+"""Override of jobs that are not started from here"""
 ORIGINS = "origins"
 """In the sweep's folder: the weights that clones started from, kept when the run they are of has deleted that checkpoint"""
 
@@ -83,19 +85,22 @@ def stop(sweep: Path, number: int) -> str:
     return f"job {number} will not be continued"
 
 
-def resumed(sweep: Path, number: int) -> Job:
-    """A job that was stopped or paused, to be run to its end. Raises UserError when it is finished or running."""
+def resumed(sweep: Path, number: int) -> Job | str:
+    """A job that was stopped or paused, to be run to its end; a text when that is not done here. Raises UserError when it is finished or running."""
     job = find(sweep, number)
     if job.alive or job.state == FINISHED:
         raise UserError(f"job {number} is {'running' if job.alive else 'finished'}: there is nothing to resume")
     stop_mark(job.folder.path).unlink(missing_ok=True)
+    if SLURM in job.overrides:
+        return f"job {number} is not stopped any more: the command of its sweep submits it to Slurm again"
     return job.job()
 
 
-def cloned(sweep: Path, number: int, changes: Sequence[str], anew: bool) -> Job:
+def cloned(sweep: Path, number: int, changes: Sequence[str], anew: bool) -> Job | str:
     """A new job of the sweep: another one with changed settings, starting from the weights of its newest checkpoint (anew: from the model's own).
 
-    The steps of a clone count from 0, with an optimizer and a schedule of its own. Raises UserError for what is no setting, and without a checkpoint.
+    The steps of a clone count from 0, with an optimizer and a schedule of its own. On Slurm a text with the command that submits it, which makes it a job
+    of the same sweep. Raises UserError for what is no setting, and without a checkpoint.
     """
     source = find(sweep, number)
     if wrong := [change for change in changes if not re.match(r"[+~]{0,2}[\w./@-]+=", change)]:
@@ -108,6 +113,8 @@ def cloned(sweep: Path, number: int, changes: Sequence[str], anew: bool) -> Job:
         start, where = [f'run.start_from="{origin}"'], origin.name
     name = safe_name(f"{where if where != 'anew' else f'job{number}-anew'}-{job_name(changes)}")
     overrides = (*kept, *changes, *start)
+    if SLURM in overrides:
+        return f"job {number} runs on Slurm; its clone is submitted by\n{_submission(sweep.absolute(), source.flags, overrides)}"
     record_jobs(sweep, {name: overrides}, flags=source.flags)
     position = list(recorded_jobs(sweep)).index(name) + 1
     return Job(overrides, program(source.flags, overrides), (sweep / name).absolute(), f"{' '.join(changes)} from {where}", position)
@@ -146,6 +153,11 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def _submission(sweep: Path, flags: Sequence[str], overrides: Sequence[str]) -> str:
+    words = ("python", "-m", "rlexp.train", "-m", *flags, *overrides, f"sweep.name={sweep.name}")
+    return " ".join(shlex.quote(word) for word in ("env", f"RLEXP_OUTPUTS={sweep.parent.parent}", *words))
 
 
 def command_line(job: Job) -> str:

@@ -14,6 +14,7 @@ import pytest
 from rlexp.config.errors import UserError
 from rlexp.launch import control
 from rlexp.launch.folder import RunFolder
+from rlexp.launch.jobs import Job
 from rlexp.launch.lock import FolderLock
 from rlexp.records.sweep import record_jobs, recorded_jobs, stop_mark
 
@@ -68,12 +69,14 @@ def test_resume(sweep: Path) -> None:
             control.resumed(sweep, number)
     control.stop(sweep, 3)
     job = control.resumed(sweep, 3)
+    assert isinstance(job, Job)
     assert not stop_mark(job.folder).exists() and (job.folder, job.number) == (sweep / "c", 3)
     assert job.command[1:5] == ("-m", "rlexp.train", "--config-dir", "mine") and job.command[5:] == job.overrides
 
 
 def test_clone(sweep: Path) -> None:
     job = control.cloned(sweep, 1, ["loss.epsilon=0.1", "loss=grpo"], anew=False)
+    assert isinstance(job, Job)
     origin = sweep / "origins" / "job1-step_000010"
     assert job.overrides == ("experiment=none", "run.seed=1", "loss.epsilon=0.1", "loss=grpo", f'run.start_from="{origin}"')
     assert job.number == 7 and job.label == "loss.epsilon=0.1 loss=grpo from job1-step_000010"
@@ -82,9 +85,9 @@ def test_clone(sweep: Path) -> None:
 
     shutil.rmtree(sweep / "a" / "checkpoints" / "step_000010")  # the run goes on and keeps others
     assert (origin / "weights" / "policy.safetensors").read_bytes() == bytes([10])
-    assert control.cloned(sweep, 1, ["run.seed=9"], anew=False).label == "run.seed=9 from job1-step_000005"
-    again = control.cloned(sweep, 7, ["run.seed=3"], anew=True)
-    assert again.overrides == ("experiment=none", "loss.epsilon=0.1", "loss=grpo", "run.seed=3"), "nothing of where job 7 started"
+    older, again = control.cloned(sweep, 1, ["run.seed=9"], anew=False), control.cloned(sweep, 7, ["run.seed=3"], anew=True)
+    assert isinstance(older, Job) and older.label == "run.seed=9 from job1-step_000005"
+    assert isinstance(again, Job) and again.overrides == ("experiment=none", "loss.epsilon=0.1", "loss=grpo", "run.seed=3"), "nothing of where job 7 started"
 
 
 def test_clones_that_are_refused(sweep: Path) -> None:
@@ -96,8 +99,25 @@ def test_clones_that_are_refused(sweep: Path) -> None:
     assert recorded_jobs(sweep) == before
 
 
+def test_jobs_of_slurm_are_left_to_it(sweep: Path) -> None:
+    record_jobs(sweep, {"s": ["cluster=slurm", "cluster.partition=gpu", "run.seed=1", "sweep.name=mine"]}, flags=["--config-dir", "my conf"])
+    weights = sweep / "s" / "checkpoints" / "step_000003" / "weights"
+    weights.mkdir(parents=True)
+    said = control.cloned(sweep, 7, ["run.seed=9"], anew=False)
+    assert isinstance(said, str) and said.startswith("job 7 runs on Slurm; its clone is submitted by\n")
+    origin = sweep / "origins" / "job7-step_000003"
+    overrides = ["cluster=slurm", "cluster.partition=gpu", "run.seed=9", f'run.start_from="{origin}"', "sweep.name=mine"]
+    root = f"RLEXP_OUTPUTS={sweep.parent.parent}"
+    assert shlex.split(said.splitlines()[1]) == ["env", root, "python", "-m", "rlexp.train", "-m", "--config-dir", "my conf", *overrides]
+    assert len(recorded_jobs(sweep)) == 7, "recorded once it is submitted"
+    control.stop(sweep, 7)
+    assert control.resumed(sweep, 7) == "job 7 is not stopped any more: the command of its sweep submits it to Slurm again"
+    assert not stop_mark(sweep / "s").exists()
+
+
 def test_the_printed_command_runs_the_job(sweep: Path, tmp_path: Path) -> None:
     job = control.cloned(sweep, 3, ["data.path='a b'"], anew=True)
+    assert isinstance(job, Job)
     words = shlex.split(control.command_line(job))
     assert words == [f"RLEXP_SWEEP_DIR={sweep}", f"RLEXP_SWEEP_JOB={job.name}", "python", *job.command[1:]]
     assert words[-1] == "data.path='a b'"

@@ -46,13 +46,6 @@ def preview(configs: Sequence[RunConfig], folder: Path) -> str:
     return "\n".join(script_text(cluster, _job_name(folder), folder / FOLDER, len(members)) for cluster, members in _arrays(configs))
 
 
-def forget_empty(folder: Path) -> None:
-    """Remove the sweep's folder if there is nothing in it but what Hydra wrote."""
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        folder.rmdir()
-
-
 def submit_sweep(jobs: Sequence[Job], configs: Mapping[str, RunConfig], flags: Sequence[str], folder: Path) -> tuple[list[Submitted], list[Result]]:
     """Submit what neither is finished, nor in the queue from an earlier time, nor stopped by the user. Returns the jobs in the queue, and how the others are.
 
