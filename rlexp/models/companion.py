@@ -48,12 +48,20 @@ class Companion:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights to save: those of a frozen copy too, because the run may have started from other weights than are on disk now."""
-        return {key: value.detach().cpu() for key, value in self.network.state_dict().items()}
+        return {name: weight.detach().cpu() for name, weight in self._weights().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what state_dict gave. Raises KeyError for the weights of another network."""
-        for name, weight in self.network.state_dict().items():
+        for name, weight in self._weights().items():
             assign(weight, state[name])
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Each once, under its first name: a tied head is its embeddings."""
+        named = self.network.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        for name, weight in named.items():
+            first.setdefault(id(weight), name)
+        return {name: named[name] for name in first.values()}
 
 
 class AdapterReference:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cluster.world import in_worlds, run_of
+from models_for_tests import tiny_model
 from programs import Programs
 from run_folders import metrics
 from safetensors.torch import load_file
@@ -131,3 +132,35 @@ def test_the_final_model_is_one_that_transformers_loads(programs: Programs, tmp_
         assert models[name].keys() == models[other].keys()
         assert max(float((value - models[other][key]).abs().max()) for key, value in models[name].items()) < 1e-5, name
     assert metrics(tmp_path / "layerwise") == metrics(tmp_path / "full"), "layer by layer the same is sampled and trained"
+
+
+@pytest.mark.rows("GRPO-047", "GRPO-086", "ASYNC-347")
+def test_other_models_and_ways_to_sample(programs: Programs, tmp_path: Path) -> None:
+    """A tied head, experts, bfloat16, and ranks that go in step with one model and with two; distance to one process that does the same."""
+    for name, of_model in {"tied": {"tied": True}, "experts": {"kind": "qwen3_moe"}, "plain": {}}.items():
+        loaded = tiny_model(hidden=16, spread=3.0, **of_model)
+        loaded.module.save_pretrained(tmp_path / "models" / name)
+        loaded.tokenizer.save_pretrained(tmp_path / "models" / name)
+
+    def hub(name: str) -> list[str]:
+        return ["model=hub", f"model.path={tmp_path / 'models' / name}"]
+
+    in_step, bf16 = "strategy.gather_for_generation=false", "trainer.precision=bf16"
+    few = [*BASE, "trainer.max_steps=3", "optimizer=sgd", "optimizer.learning_rate=0.05", "evaluation=none", "algorithm.beta=0.1"]
+    kinds: dict[str, tuple[list[str], float]] = {  # norms of a model from a folder compute in float32, whatever its dtype
+        "tied": ([*hub("tied"), "model.dtype=float64"], 1e-7),
+        "experts": (hub("experts"), 1e-5),
+        "bf16": ([*hub("plain"), bf16, "model.dtype=bfloat16"], 0.03),
+        "bf16 lora": ([*hub("tied"), bf16, "peft=lora", "peft.r=2"], 0.03),
+        "adapters in step": (["model.dtype=float64", "peft=lora", "peft.r=2", "generation=transformers", in_step], 1e-9),
+        "agents in step": (["model.dtype=float64", "algorithm=contract_agents", "algorithm.beta=0", in_step], 1e-9),
+    }
+    jobs = []
+    for name, (options, _) in kinds.items():
+        alone = [option for option in options if option != in_step]
+        jobs += [run_of(tmp_path / name / "one", 1, [*few, *alone]), run_of(tmp_path / name / "two", 2, [*few, *options], "fsdp2")]
+    in_worlds(programs, tmp_path / "jobs", *jobs)
+    for name, (_, allowed) in kinds.items():
+        for network in network_names(tmp_path / name / "one"):
+            assert difference(tmp_path / name / "one", tmp_path / name / "two", network) < allowed, name
+    assert {value.dtype for value in saved(tmp_path / "bf16" / "two").values()} == {torch.float32}, "trained in float32 whatever they were loaded in"
