@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -22,6 +23,8 @@ from rlexp.records.sweep import forget_job, record_jobs, recorded_jobs, stop_mar
 
 SLURM = "cluster=slurm"
 """Override of jobs that are not started from here"""
+TRIES = 50
+"""To copy a checkpoint of a run that saves and deletes them meanwhile"""
 ORIGINS = "origins"
 """In the sweep's folder: the weights that clones started from, kept when the run they are of has deleted that checkpoint"""
 
@@ -126,7 +129,7 @@ def _key(override: str) -> str:
 
 def _origin(sweep: Path, source: Recorded) -> Path:
     """A copy (of names, not of bytes) of the newest checkpoint's weights, which the run itself may delete any time. Raises UserError when there is none."""
-    for _ in range(3):
+    for _ in range(TRIES):
         checkpoint = source.folder.latest_checkpoint
         if checkpoint is None:
             raise UserError(
@@ -137,13 +140,12 @@ def _origin(sweep: Path, source: Recorded) -> Path:
         if target.is_dir():
             return target
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
+        with contextlib.suppress(FileNotFoundError, shutil.Error):  # deleted just now
             shutil.copytree(checkpoint / "weights", temporary / "weights", copy_function=_link)
-        except (FileNotFoundError, shutil.Error):  # deleted just now, so there is a newer one
-            shutil.rmtree(temporary, ignore_errors=True)
-            continue
-        temporary.rename(target)
-        return target
+            if source.folder.latest_checkpoint == checkpoint:  # it is deleted, file by file, only when there is a newer one
+                temporary.rename(target)
+                return target
+        shutil.rmtree(temporary, ignore_errors=True)
     raise UserError(f"the checkpoints of job {source.number} come and go too fast to copy one: raise its checkpoint.keep_last")
 
 

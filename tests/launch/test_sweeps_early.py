@@ -94,14 +94,18 @@ def test_a_paused_job_resumes_and_a_finished_one_is_cloned(programs: Programs, h
 
 
 def test_jobs_of_a_running_sweep_are_stopped(programs: Programs, tmp_path: Path) -> None:
-    command = ["-m", *SMALL, "trainer.max_steps=100000", "data.size=400000", "evaluation=none", "sweep.name=long", "run.seed=1,2"]
+    long = ("trainer.max_steps=100000", "data.size=400000", "evaluation=none", "checkpoint.steps=1")
+    command = ["-m", *SMALL, *long, "sweep.name=long", "run.seed=1,2"]
     process = subprocess.Popen([sys.executable, "-m", "rlexp.train", *command], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.append(process.communicate()[0]))
     reader.start()
     sweep = tmp_path / "out" / "sweeps" / "long"
     try:
-        wait_for(lambda: process.poll() is not None or any(sweep.glob("*/metrics.jsonl")), 120)
+        wait_for(lambda: process.poll() is not None or any(sweep.glob("*/checkpoints/latest")), 120)
+        clone = ("clone", "1", "optimizer.learning_rate=0.0", "trainer.max_steps=1")
+        cloned = programs.run("rlexp.sweep", str(sweep), *clone, cwd=tmp_path, timeout=300)
+        assert cloned.code == 0 and process.poll() is None, "a clone of a run that goes on: " + cloned.out + cloned.err
         assert control.stop(sweep, 2) == "job 2 will not be started"
         assert control.stop(sweep, 1) == "job 1 finishes its step, saves and stops"
         reader.join(120)
@@ -109,7 +113,8 @@ def test_jobs_of_a_running_sweep_are_stopped(programs: Programs, tmp_path: Path)
     finally:
         process.kill()
         reader.join()
-    first, second = folders(sweep)
+    first, second, third = folders(sweep)
+    assert status(third)["status"] == "finished" and train_steps(third) == [1]
     step = train_steps(first)[-1]
     assert (status(first)["status"], status(first)["reason"]) == ("stopped", f"stopped at step {step} by the user") and not second.exists()
     assert (first / "checkpoints" / f"step_{step:06d}").is_dir() and "0 finished, 0 failed, 2 stopped" in said[0]
