@@ -71,7 +71,7 @@ class Engine:
 
     def refresh_tied_head(self) -> None:
         """See rlexp.generation.vllm.loading.refresh_tied_head."""
-        with self._as_current():
+        with self._as_current(), loading.one_thread():
             loading.refresh_tied_head(self._worker.model_runner.get_model())
 
     def reset_prefix_cache(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,20 @@ from torch import Tensor, nn
 
 from rlexp.generation.weight_sync import fingerprint
 from rlexp.generation.weight_sync.fingerprint import Fingerprint
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Copy and pack weights on a CPU without sharing each matrix among threads, which wait for one another wherever a core is busy with something else.
+
+    vLLM replaces torch.set_num_threads in its workers; this is the function below it.
+    """
+    before = torch.get_num_threads()
+    torch._C.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch._C.set_num_threads(before)
 
 
 @torch.no_grad()
@@ -27,11 +42,12 @@ def load(model: Any, model_config: Any, tensors: Iterable[tuple[str, Tensor]], r
 
     # layers that were sent nothing are meant to stay, which vLLM warns of one by one at every sync
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-    initialize_layerwise_reload(model)
-    model.load_weights(iter(tensors))
-    finalize_layerwise_reload(model, model_config)
-    if refresh_head:
-        refresh_tied_head(model)
+    with one_thread():
+        initialize_layerwise_reload(model)
+        model.load_weights(iter(tensors))
+        finalize_layerwise_reload(model, model_config)
+        if refresh_head:
+            refresh_tied_head(model)
 
 
 @torch.no_grad()

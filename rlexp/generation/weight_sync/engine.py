@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
-from rlexp.generation.vllm.loading import refresh_tied_head
+from rlexp.generation.vllm.loading import one_thread, refresh_tied_head
 from rlexp.generation.weight_sync.engine_plugin import Bucket, Mapped, unpack
 
 
@@ -46,14 +46,16 @@ class BucketEngine(WeightTransferEngine):
             tensors = unpack(update_info, self.mapped.memory)
         else:
             tensors = unpack(update_info, _read(update_info.path))
-        self.model.load_weights(iter(tensors))
+        with one_thread():
+            self.model.load_weights(iter(tensors))
 
     def finish_weight_update(self) -> None:
         """Layers that got no weights get their old ones back; a tied head gets the new embeddings."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        finalize_layerwise_reload(self.model, self.model_config)
-        refresh_tied_head(self.model)
+        with one_thread():
+            finalize_layerwise_reload(self.model, self.model_config)
+            refresh_tied_head(self.model)
 
     def shutdown(self) -> None:
         """Let go of the trainer's file."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,13 +68,13 @@ def padded(tensor: Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
 
 
-def pack(bucket: Sequence[Named], memory: Any) -> dict[str, Any]:
-    """Copy a bucket's tensors into memory; returns the description that `engine_plugin.unpack` reads.
+def pack(bucket: Sequence[Named], memory: Any, start: int = 0) -> dict[str, Any]:
+    """Copy a bucket's tensors into memory, from a place on; returns the description that `engine_plugin.unpack` reads.
 
     By NumPy, in one thread: torch would share each copy among threads, and wait for the one whose core an engine on this machine keeps busy.
     """
     place = np.frombuffer(memory, np.uint8)
-    offsets, offset = [], 0
+    offsets, offset = [], start
     for _, tensor in bucket:
         offsets.append(offset)
         if tensor.numel():
@@ -89,7 +90,7 @@ def pack(bucket: Sequence[Named], memory: Any) -> dict[str, Any]:
 
 
 class SharedMemory:
-    """One file in memory, mapped by trainer and servers, filled with bucket after bucket.
+    """One file in memory, mapped by trainer and servers, whose two halves are filled with bucket after bucket: one while the servers read the other.
 
     Its name exists only until all servers have opened it, so nothing is left whoever dies.
     """
@@ -99,38 +100,53 @@ class SharedMemory:
         self.control, self.limit = control, limit
         self.folder = folder or (RAM if RAM.is_dir() else Path(tempfile.gettempdir()))
         self._memory: mmap.mmap | None = None
-        self._size, self._path = 0, ""
+        self._half, self._path = 0, ""
+        self._reading = ThreadPoolExecutor(1, "weights")
 
     def send(self, tensors: Iterator[Named]) -> int:
         """Send them all, one bucket after the other."""
         self._make_sure()
         sent = 0
-        for bucket in buckets(tensors, self.limit):
-            need = sum(padded(tensor) for _, tensor in bucket)
-            if self._memory is None or need > self._size:
-                self._open(max(need, self.limit))
-            self.control.everywhere("update_weights", {"update_info": pack(bucket, self._memory)})
-            sent += need
+        reading: Future[None] | None = None
+
+        def read() -> None:
+            if reading is not None:
+                reading.result()
+
+        try:
+            for number, bucket in enumerate(buckets(tensors, self.limit)):
+                need = sum(padded(tensor) for _, tensor in bucket)
+                if self._memory is None or need > self._half:
+                    read()
+                    self._open(max(need, self.limit))
+                described = pack(bucket, self._memory, number % 2 * self._half)
+                read()
+                reading = self._reading.submit(self.control.everywhere, "update_weights", {"update_info": described})
+                sent += need
+        finally:
+            read()
         return sent
 
     def forget(self) -> None:
         """The next bucket opens a new file."""
-        self._memory, self._size = None, 0
+        self._memory, self._half = None, 0
 
     def close(self) -> None:
         """Free the memory, once no tensor looks at it any more."""
         self.forget()
+        self._reading.shutdown(wait=False)
 
     def _make_sure(self) -> None:
         """Forget the memory if a server reads that of another trainer by now, or is a new one: by its name it cannot be opened again."""
         if self._memory is None:
             return
         try:
-            self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": self._path, "size": self._size}})
+            self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": self._path, "size": 2 * self._half}})
         except Refused:
             self.forget()
 
-    def _open(self, size: int) -> None:
+    def _open(self, half: int) -> None:
+        size = 2 * half
         try:
             handle, path = tempfile.mkstemp(prefix="rlexp-weights-", dir=self.folder)
         except OSError as error:
@@ -143,7 +159,7 @@ class SharedMemory:
                     f"{self.folder} has no room for {size / 2**20:.0f} MiB of weights ({error.strerror}): lower generation.bucket_mib, make it larger, "
                     "or set generation.weight_transfer=folder"
                 ) from error
-            self._memory, self._size, self._path = mmap.mmap(handle, size), size, path
+            self._memory, self._half, self._path = mmap.mmap(handle, size), half, path
             self.control.everywhere("init_weight_transfer_engine", {"init_info": {"path": path, "size": size}})
         finally:
             os.close(handle)
