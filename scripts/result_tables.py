@@ -61,8 +61,8 @@ TABLES = {
         "The default task with three samplers: rlexp's own, vLLM in the trainer's process, and a vLLM server that the run starts. Random draws differ, so "
         "the numbers agree within noise and not more.",
         {
-            "vllm-samplers": ("generation=native,vllm", *_BASE[:-1], "sweep.jobs=1"),
-            "vllm-servers": ("generation=vllm_server", "generation.launch=true", *_BASE[:-1], "sweep.jobs=1"),
+            "vllm-samplers": ("generation=native,vllm", *_BASE),
+            "vllm-servers": ("generation=vllm_server", "generation.launch=true", *_BASE),
         },
         compares="sampler",
     ),

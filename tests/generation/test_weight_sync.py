@@ -11,6 +11,7 @@ import pytest
 import torch
 from models_for_tests import tiny_model
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import LoraConfig
@@ -148,6 +149,18 @@ def test_merged_weights(tied: bool) -> None:
     assert list(sent) == list(reference) and ("lm_head.weight" in sent) != tied
     for name, weight in reference.items():
         torch.testing.assert_close(sent[name], weight, atol=1e-6, rtol=1e-6)
+
+
+def test_an_adapter_alone_is_a_fiftieth_of_the_weights() -> None:
+    """The sizes of SmolLM2-135M; rank 8 on all linear layers."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152}
+    with torch.device("meta"):
+        module = LlamaForCausalLM(LlamaConfig(num_hidden_layers=30, tie_word_embeddings=True, **sizes))
+        loaded = lora(LoadedModel(module, tiny_model().tokenizer, (), 512, "sizes"), LoraConfig(r=8), seed=0)
+    tensors = PolicyTensors(loaded.module)
+    everything = sum(weight.numel() for _, weight in tensors.base())
+    alone = sum(weight.numel() for weight in tensors.adapter().tensors.values())
+    assert everything == 134_515_008 and 0 < alone / everything <= 0.02
 
 
 def test_merging_rounds_once() -> None:
