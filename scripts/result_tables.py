@@ -58,8 +58,9 @@ TABLES = {
     "vllm": Table(
         "vllm",
         "Samplers compared",
-        "The default task with three samplers: rlexp's own, vLLM in the trainer's process, and a vLLM server that the run starts. Random draws differ, so "
-        "the numbers agree within noise and not more.",
+        "The default task with three samplers: rlexp's own, vLLM in the trainer's process, and a vLLM server that the run starts. rlexp's and vLLM's random "
+        "draws differ, so the numbers agree within noise and not more; both of vLLM sample the same. Seconds are without the start, of two runs at a time on a "
+        "CPU of two cores that had other work too.",
         {
             "vllm-samplers": ("generation=native,vllm", *_BASE),
             "vllm-servers": ("generation=vllm_server", "generation.launch=true", *_BASE),
