@@ -59,11 +59,8 @@ def _command(arguments: argparse.Namespace) -> int:
         return 0
     resume = arguments.command == "resume"
     job = control.resumed(folder, arguments.job) if resume else control.cloned(folder, arguments.job, arguments.changes, arguments.anew)
-    if isinstance(job, str):
-        print(job)
-        return 0
-    if arguments.show:
-        print(control.command_line(job))
+    if isinstance(job, str) or arguments.show:
+        print(job if isinstance(job, str) else control.command_line(job))
         return 0
     return control.run_here(job)
 

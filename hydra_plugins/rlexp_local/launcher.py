@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 if TYPE_CHECKING:
     from rlexp.config.run import RunConfig
     from rlexp.config.sweep import SweepConfig
-    from rlexp.launch.halving import Halving
+    from rlexp.launch.halving import Halving, Run
     from rlexp.launch.jobs import Job, Result
 
 _NOT_FOR_JOBS = ("hydra.mode", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.sweep")
@@ -61,7 +61,7 @@ class RlexpLocalLauncher(Launcher):
         settings = self._settings()
         count = len({job_name(overrides) for overrides in job_overrides})
         places = self._places(settings, count)
-        halving, total = self._halving(job_overrides[0], count) if settings.method == "halving" else (None, None)
+        halving = self._halving(job_overrides[0], count) if settings.method == "halving" else None
         jobs = self._jobs(job_overrides, folder)
         print(f"{len(jobs)} jobs, {settings.jobs} at a time, in {folder}", flush=True)
         with handling() as stop:
@@ -72,10 +72,15 @@ class RlexpLocalLauncher(Launcher):
 
             if halving is None:
                 return run(jobs), [], stop.requested
-            from rlexp.launch.halving import settled_text
+            return self._halved(jobs, *halving, run, lambda: stop.requested)
 
-            results, started = halving.run(jobs, run, lambda line: print(line, flush=True))
-            return results, [halving.summary(jobs, total), settled_text(len(jobs), started)], stop.requested
+    @staticmethod
+    def _halved(jobs: list[Job], halving: Halving, total: int | None, run: Run, stopped: Callable[[], bool]) -> tuple[list[Result], list[str], bool]:
+        """What `_run` returns, of jobs that are run a rung at a time."""
+        from rlexp.launch.halving import settled_text
+
+        results, started = halving.run(jobs, run, lambda line: print(line, flush=True))
+        return results, [halving.summary(jobs, total), settled_text(len(jobs), started)], stopped()
 
     @staticmethod
     def _exit_unless_done(results: Sequence[Result], folder: Path, stopped: bool) -> None:

@@ -12,7 +12,7 @@ from hydra_plugins.rlexp_local import launcher as local
 
 if TYPE_CHECKING:
     from rlexp.config.run import RunConfig
-    from rlexp.launch.jobs import Result
+    from rlexp.launch.jobs import Job, Result
 
 
 class RlexpSlurmLauncher(local.RlexpLocalLauncher):
@@ -21,7 +21,6 @@ class RlexpSlurmLauncher(local.RlexpLocalLauncher):
     def _run(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> tuple[list[Result], list[str], bool]:
         """How each job ended. Raises UserError, before anything is submitted or recorded, when one of them could not run."""
         from rlexp.config.cluster import SlurmClusterConfig
-        from rlexp.config.names import job_name
         from rlexp.launch.slurm.sweep import preview, submit_sweep, submitted_text, wait_for_sweep
 
         configs = self._checked(job_overrides)
@@ -30,12 +29,17 @@ class RlexpSlurmLauncher(local.RlexpLocalLauncher):
         if first.dry_run:
             print(preview(list(configs.values()), folder), end="")
             sys.exit(0)
+        halving = self._halving(job_overrides[0], len(configs)) if self._settings().method == "halving" else None
         jobs = self._jobs(job_overrides, folder)
-        submitted, settled = submit_sweep(jobs, {job_name(job.overrides): configs[job_name(job.overrides)] for job in jobs}, self._flags(), folder)
-        print(submitted_text(submitted, settled, folder), flush=True)
-        if not first.wait:
-            sys.exit(0)
-        return wait_for_sweep(submitted, settled, folder, first.poll), [], False
+
+        def run(some: Sequence[Job]) -> list[Result]:
+            submitted, settled = submit_sweep(some, configs, folder)
+            print(submitted_text(submitted, settled, folder), flush=True)
+            if not first.wait:
+                sys.exit(0)
+            return wait_for_sweep(submitted, settled, folder, first.poll)
+
+        return (run(jobs), [], False) if halving is None else self._halved(jobs, *halving, run, lambda: False)
 
     def _checked(self, job_overrides: Sequence[Sequence[str]]) -> dict[str, RunConfig]:
         """Name -> config of every job. Raises one UserError with the problems of all."""

@@ -38,8 +38,8 @@ def problems(config: RunConfig) -> Iterator[str]:
     if isinstance(cluster, SlurmClusterConfig):
         yield from _slurm(cluster)
         yield from _vllm_nodes(config, cluster)
-        if config.sweep.method == "halving":
-            yield "sweep.method=halving compares runs that it starts on this machine: set cluster=local, or leave sweep.method out"
+        if config.sweep.method == "halving" and not cluster.wait:
+            yield "sweep.method=halving compares the runs of a rung before it submits the next: leave cluster.wait=false out"
     elif cluster.nodes > 1:
         yield f"cluster.nodes={cluster.nodes} needs cluster=slurm, which has more than one machine; ranks that torchrun starts are counted by themselves"
 

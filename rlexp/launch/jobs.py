@@ -24,9 +24,12 @@ SWEEP_DIR, SWEEP_JOB = "RLEXP_SWEEP_DIR", "RLEXP_SWEEP_JOB"
 """Environment of a job: the sweep's folder, and the name of the job's own folder in it"""
 
 
+PROGRAM = (sys.executable, "-m", "rlexp.train")
+
+
 def program(flags: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
     """The command of a job. flags: what of a command line is not an override, e.g. --config-dir."""
-    return (sys.executable, "-m", "rlexp.train", *flags, *overrides)
+    return (*PROGRAM, *flags, *overrides)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Job:
     def name(self) -> str:
         """Name of its folder."""
         return self.folder.name
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What its command gives to the program."""
+        return self.command[len(PROGRAM) :]
 
 
 @dataclass(frozen=True)

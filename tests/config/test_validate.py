@@ -57,6 +57,10 @@ CASES = [
     (["sweep=halving", "evaluation.steps=null"], "sweep.method=halving compares runs by evaluations on their way: set evaluation.steps"),
     (["sweep=halving", "data.eval_size=0"], "sweep.method=halving compares runs by evaluations, and there are none"),
     (["sweep=halving", "evaluation.steps=10", "sweep.pause_at=15"], "sweep.pause_at=15 is no multiple of evaluation.steps=10"),
+    (
+        ["cluster=slurm", "sweep=halving", "evaluation.steps=1", "cluster.wait=false"],
+        "sweep.method=halving compares the runs of a rung before it submits the next",
+    ),
     (["sweep.pause_at=15", "checkpoint=none"], "sweep.pause_at=15 pauses runs by a checkpoint, and checkpoint=none saves none"),
     (["sweep=halving", "evaluation.steps=10", "sweep.metric=accurcy"], "sweep.metric=accurcy is no metric of the evaluation; did you mean accuracy?"),
 ]

@@ -65,7 +65,8 @@ def test_halving_pauses_and_goes_on_bit_for_bit(programs: Programs, halved: tupl
     whole = subprocess.run([sys.executable, "-m", "rlexp.train", *SMALL, rate, "run.name=whole"], cwd=folder, env=environment(folder), capture_output=True)
     assert whole.returncode == 0, whole.stderr
     alone = folder / "out" / "whole"
-    assert (final_weights(winner), metrics(winner), rollouts(winner)) == (final_weights(alone), metrics(alone), rollouts(alone))
+    assert metrics(winner) == metrics(alone)
+    assert rollouts(winner) == rollouts(alone) and final_weights(winner) == final_weights(alone)
 
     again = programs.train(*command, cwd=folder, env={"RLEXP_OUTPUTS": str(folder / "out")})
     assert again.code == 0 and again.out.endswith("\n2 settled earlier, 0 run\n") and "started job" not in again.out

@@ -46,10 +46,10 @@ def preview(configs: Sequence[RunConfig], folder: Path) -> str:
     return "\n".join(script_text(cluster, _job_name(folder), folder / FOLDER, len(members)) for cluster, members in _arrays(configs))
 
 
-def submit_sweep(jobs: Sequence[Job], configs: Mapping[str, RunConfig], flags: Sequence[str], folder: Path) -> tuple[list[Submitted], list[Result]]:
+def submit_sweep(jobs: Sequence[Job], configs: Mapping[str, RunConfig], folder: Path) -> tuple[list[Submitted], list[Result]]:
     """Submit what neither is finished, nor in the queue from an earlier time, nor stopped by the user. Returns the jobs in the queue, and how the others are.
 
-    configs: name -> config of each job. flags: of the command line beside a job's overrides. Raises UserError when Slurm refuses.
+    configs: name -> config of each job. Raises UserError when Slurm refuses.
     """
     settled: list[Result] = []
     waiting: list[Job] = []
@@ -68,7 +68,7 @@ def submit_sweep(jobs: Sequence[Job], configs: Mapping[str, RunConfig], flags: S
             waiting.append(job)
     for cluster, members in _arrays([configs[job.name] for job in waiting]):
         (folder / FOLDER).mkdir(exist_ok=True)
-        runs = [SlurmRun(folder, waiting[number].name, (*flags, *waiting[number].overrides), cluster.nodes + cluster.vllm_nodes) for number in members]
+        runs = [SlurmRun(folder, waiting[number].name, waiting[number].arguments, cluster.nodes + cluster.vllm_nodes) for number in members]
         for number, job_id in zip(members, submit(runs, cluster, _job_name(folder), folder / FOLDER), strict=True):
             found[waiting[number].name] = Submitted(waiting[number], job_id, time.monotonic())
             ids[waiting[number].name] = job_id
