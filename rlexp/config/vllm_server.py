@@ -78,7 +78,7 @@ def problems(config: RunConfig) -> Iterator[str]:
             f"strategy.timeout={config.strategy.timeout:g} is not above generation.timeout={generation.timeout:g} and generation.request_timeout="
             f"{generation.request_timeout:g}: the processes would give up waiting for the one that waits for a server; raise strategy.timeout"
         )
-    if generation.weight_transfer == "folder" and not generation.transfer_folder:
+    if generation.weight_transfer == "folder" and not generation.transfer_folder and not getattr(config.cluster, "vllm_nodes", 0):
         yield "generation.weight_transfer=folder needs generation.transfer_folder: a folder that trainer and servers see under the same path"
     if generation.transfer_folder and generation.weight_transfer != "folder":
         yield f"generation.transfer_folder is used with generation.weight_transfer=folder only, and it is {generation.weight_transfer}: leave one out"

@@ -1,4 +1,4 @@
-"""A node of a job that is not its first: it starts the ranks it is told to, reports how they end, and goes when the first node says so."""
+"""A node of a job that is not its first: it starts the ranks or the server it is told to, reports how ranks end, and goes when the first node says so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlexp.launch.files import read_json
 from rlexp.launch.hosts import own_address
 from rlexp.launch.meeting import FILE, PATIENCE, POLL
 from rlexp.launch.ranks import CLEAN, Group, Rank, free_port, spawn
+from rlexp.launch.serving import Serving
 from rlexp.launch.signals import StopRequest, handling
 from rlexp.launch.wire import Channel
 
@@ -64,6 +65,7 @@ class _Follower:
     def __init__(self, channel: Channel, stop: StopRequest) -> None:
         self._channel, self._stop = channel, stop
         self._ranks: list[Rank] = []
+        self._serving: Serving | None = None
         self._told: set[int] = set()
         self._over = False
 
@@ -75,12 +77,16 @@ class _Follower:
                 for message in self._channel.receive():
                     self._obey(message)
                 self._report()
+                if self._serving is not None:
+                    self._serving.look()
                 time.sleep(POLL)
             return 0 if self._over else 1
         finally:
             self._stop.forward = None
             for rank in self._ranks:
                 rank.end()
+            if self._serving is not None:
+                self._serving.end()
             self._channel.close()
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -89,6 +95,8 @@ class _Follower:
             self._ranks = [spawn(message["command"], message["first"] + number, group, folder) for number in range(group.per_node)]
             if self._stop.signal is not None:
                 self._signal(self._stop.signal)
+        elif message["do"] == "serve":
+            self._serving = Serving(Path(message["order"]))
         elif message["do"] == "signal":
             self._signal(message["number"])
         elif message["do"] == "end":

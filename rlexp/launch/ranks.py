@@ -21,6 +21,7 @@ from rlexp.launch.files import read_json, write_json
 from rlexp.launch.meeting import Meeting, Node
 from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, StopRequest
 from rlexp.launch.watch import PARENT
+from rlexp.records.server_nodes import ServerNodes
 
 LOOPBACK = "127.0.0.1"
 POLL = 0.1
@@ -30,8 +31,6 @@ CLEAN = (None, 0, PREEMPTED_CODE, PAUSED_CODE)
 """Exit codes of ranks without a failure (None: still running)"""
 TAIL = 60
 """Lines of a dead rank's output shown on the console"""
-SERVERS = "RLEXP_SERVER_NODES"
-"""Environment of ranks: address:port of each node that waits to serve, separated by commas"""
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def run_ranks(
             others = meeting.gather(lambda: stop.requested)
             if stop.requested:
                 return PREEMPTED_CODE, None
-        group = _group(world, nodes, meeting, others, variables or {})
+        group = _group(world, nodes, meeting, others, folder, variables or {})
         for number in range(group.per_node):
             ranks.append(spawn(command, number, group, folder))
         for node in others[: nodes - 1]:
@@ -191,7 +190,7 @@ def run_ranks(
             node.channel.send(do="train", command=list(command), group=dataclasses.asdict(group), first=first, folder=str(folder))
             ranks += [RemoteRank(first + number, node) for number in range(group.per_node)]
         for number, node in enumerate(others[nodes - 1 :]):
-            node.channel.send(do="serve", number=number, folder=str(folder.parent))
+            node.channel.send(do="serve", order=str(folder / f"server_{number}.json"))
         if stop.requested:
             forward(stop.signal or signal.SIGTERM)
         return _watch(ranks, others, stop)
@@ -204,9 +203,11 @@ def run_ranks(
             meeting.close()
 
 
-def _group(world: int, nodes: int, meeting: Meeting | None, others: Sequence[Node], variables: Mapping[str, str]) -> Group:
+def _group(world: int, nodes: int, meeting: Meeting | None, others: Sequence[Node], orders: Path, variables: Mapping[str, str]) -> Group:
     address = meeting.address if meeting is not None and nodes > 1 else LOOPBACK
-    serving = {SERVERS: ",".join(f"{node.address}:{node.port}" for node in others[nodes - 1 :])} if len(others) >= nodes else {}
+    serving = {}
+    if meeting is not None and len(others) >= nodes:
+        serving = ServerNodes(tuple((node.address, node.port) for node in others[nodes - 1 :]), meeting.address, orders).environment()
     return Group(world, world // nodes, address, free_port(address), {**variables, **serving})
 
 

@@ -36,7 +36,9 @@ def listeners(session_of: int) -> dict[str, str]:
 
 
 def test_two_ranks_listen_on_loopback_alone(programs: Programs, tmp_path: Path) -> None:
-    cli, done, seen = Cli(programs, tmp_path), [], {}  # type: tuple[Cli, list[Done], dict[str, str]]
+    cli = Cli(programs, tmp_path)
+    done: list[Done] = []
+    seen: dict[str, str] = {}
     two = ["strategy=ddp", "cluster.processes_per_node=2", "reward.terms.digits.sleep=0.3", "trainer.max_steps=12", "evaluation=none"]
     thread = threading.Thread(target=lambda: done.append(cli.train(*two)))
     thread.start()

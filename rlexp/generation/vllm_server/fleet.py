@@ -22,10 +22,12 @@ from rlexp.generation.vllm_server import checks
 from rlexp.generation.vllm_server.client import Server
 from rlexp.generation.vllm_server.command import Served, server_command, server_environment
 from rlexp.generation.vllm_server.control import Control
-from rlexp.generation.vllm_server.process import ServerProcess, free_port
+from rlexp.generation.vllm_server.node import NodeServer, ended_code
+from rlexp.generation.vllm_server.process import LaunchedServer, ServerProcess, free_port
 from rlexp.generation.vllm_server.target import ServerTarget
 from rlexp.generation.weight_sync.base import TrainerSide
 from rlexp.generation.weight_sync.shared_memory import Folder, SharedMemory, Transfer
+from rlexp.records.server_nodes import ServerNodes
 
 T = TypeVar("T")
 LOOK = 0.5
@@ -45,7 +47,8 @@ class Fleet:
         self.context = min(config.max_model_length or policy.context, policy.context)
         self.model = ""
         """name of the model without an adapter"""
-        self.processes: list[ServerProcess] = []
+        self.processes: list[LaunchedServer] = []
+        self.nodes = ServerNodes.given() if config.launch else None
         self.restarts = 0
 
     def open(self) -> None:
@@ -89,9 +92,8 @@ class Fleet:
         if heads % parallel:
             raise UserError(f"generation.tensor_parallel_size={parallel} does not divide the {heads} attention heads of the model: choose a divisor of {heads}")
         write_model_folder(self.policy, self.folder / "model", weights=self._adapter_rank > 0)
-        ports = [free_port() if self.config.port is None else self.config.port + number for number in range(self.config.servers)]
         try:
-            for number, port in enumerate(ports):
+            for number, port in enumerate(self._ports()):
                 self.processes.append(self._start(number, port))
             self._wait()
         except BaseException:
@@ -101,14 +103,22 @@ class Fleet:
             raise
         return self._known(), self.context, str(self.folder / "model")
 
-    def _start(self, number: int, port: int) -> ServerProcess:
+    def _ports(self) -> list[int]:
+        if self.nodes is not None:
+            return [self.config.port or port for _, port in self.nodes.places]
+        return [free_port() if self.config.port is None else self.config.port + number for number in range(self.config.servers)]
+
+    def _start(self, number: int, port: int) -> LaunchedServer:
         slots = self._adapter_rank
         dtype, on_cpu = str(self.dtype).removeprefix("torch."), not torch.cuda.is_available()
         served = Served(str(self.folder / "model"), dtype, self.context, slots, has_weights=slots > 0, on_cpu=on_cpu)
         transfer = self._transfer_name
-        command = server_command(self.config, served, transfer, host=self.config.host, port=port, more=self.more)
+        host, path = self.config.host if self.nodes is None else self.nodes.places[number][0], self.folder / f"server_{number}.log"
+        command = server_command(self.config, served, transfer, host=host, port=port, more=self.more)
         environment = server_environment(self.config, transfer, number)
-        return ServerProcess(command, environment, host=self.config.host, port=port, log=self.folder / f"server_{number}.log")
+        if self.nodes is not None:
+            return NodeServer(command, environment, host=host, port=port, log=path, order=self.nodes.order(number))
+        return ServerProcess(command, environment, host=host, port=port, log=path)
 
     def _wait(self) -> None:
         log.info("waiting for %d vLLM server%s to start (%s)", len(self.processes), "s" * (len(self.processes) > 1), self.processes[0].log)
@@ -129,7 +139,7 @@ class Fleet:
         return self._known()
 
     def _known(self) -> list[tuple[str, int]]:
-        return [(process.url, process.pid) for process in self.processes]
+        return [(process.url, process.pid if isinstance(process, ServerProcess) else 0) for process in self.processes]
 
     def _attach(self) -> tuple[list[tuple[str, int]], int, str]:
         expected = checks.Expected(causal_model(self.policy.module).config, self.dtype, self.context, self._transfer_name, self._adapter_rank)
@@ -159,6 +169,8 @@ class Fleet:
                 asked = time.monotonic()
                 if number < len(self.processes):
                     known = self.processes[number].gone()
+                elif self.nodes is not None and (code := ended_code(self.nodes.order(number))) is not None:
+                    known = UserError(f"the vLLM server at {url} ended with code {code}; see {self.folder}")
                 elif pid and not _lives(pid):
                     known = UserError(f"the vLLM server at {url} has ended; see {self.folder}")
             return known
@@ -186,21 +198,31 @@ class Fleet:
     def _transfer_name(self) -> str:
         if self.config.weight_transfer != "auto":
             return self.config.weight_transfer
-        return "nccl" if next(causal_model(self.policy.module).parameters()).device.type == "cuda" else "shared_memory"
+        if next(causal_model(self.policy.module).parameters()).device.type == "cuda":
+            return "nccl"
+        return "shared_memory" if self.nodes is None else "folder"
 
     def _transfer(self) -> Transfer:
         limit = self.config.bucket_mib * 2**20
         if self._transfer_name == "folder":
-            return Folder(self.control, limit, Path(self.config.transfer_folder or ""))
+            return Folder(self.control, limit, self._transfer_folder())
         if self._transfer_name == "nccl":
             from rlexp.generation.weight_sync.nccl import Nccl
 
-            return Nccl(self.control, limit, self.config.group_host, self.config.group_port)
+            return Nccl(self.control, limit, self.config.group_host if self.nodes is None else self.nodes.trainer, self.config.group_port)
         if self._transfer_name == "ipc":
             from rlexp.generation.weight_sync.ipc import Ipc
 
             return Ipc(self.control, limit)
         return SharedMemory(self.control, limit)
+
+    def _transfer_folder(self) -> Path:
+        """Where weights lie for the servers: what the user named, else a part of the run folder, which all nodes of a job see."""
+        if self.config.transfer_folder is not None or self.nodes is None:
+            return Path(self.config.transfer_folder or "")
+        folder = self.folder / "weights"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _on_first(self, work: Callable[[], T]) -> T:
         """The result of rank 0's work on every rank; its error too."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -55,43 +56,32 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-class ServerProcess:
-    """One launched server.
+class LaunchedServer(ABC):
+    """A server that rlexp started, here or on another node. Its log begins at `log_start`, behind that of an earlier server of the same name."""
 
-    command: as `command.server_command` gives it. environment: added to this process's. log: file that gets everything it prints; a second
-    server of the same name goes on in the same file. grace: seconds its processes get to end by themselves. It ends with `stop`, at exit, or
-    when this process is killed (see warden.py).
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path, grace: float = warden.GRACE) -> None:
-        self.port, self.log, self.grace = port, log, grace
+    def __init__(self, *, host: str, port: int, log: Path) -> None:
+        self.port, self.log = port, log
         self.connect_host = LOOPBACK if host == "0.0.0.0" else host
         self.url = f"http://{self.connect_host}:{port}"
-        check_port(host, port)
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
-        wrapped = [sys.executable, warden.__file__, str(os.getpid()), str(grace), *command]
-        with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                wrapped, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-            )
-        atexit.register(self.stop)
 
     @property
-    def pid(self) -> int:
-        """Of the warden, which lives as long as the server."""
-        return self._process.pid
-
-    @property
+    @abstractmethod
     def code(self) -> int | None:
         """Exit code of the server, 128 + signal number for a signal; None while it lives."""
-        return self._process.poll()
+
+    @abstractmethod
+    def stop(self, now: bool = False) -> None:
+        """End the server and every process of its group; now: without patience. A second call does nothing."""
 
     def tail(self) -> str:
         """The end of its log, for error messages."""
         return "\n".join(f"  | {line}" for line in self._lines()[-TAIL_LINES:])
 
     def _lines(self) -> list[str]:
+        if not self.log.exists():  # on another node, which has not come so far
+            return []
         with open(self.log, encoding="utf-8", errors="replace") as file:
             file.seek(self._log_start)
             return [line for line in file.read().rstrip().splitlines() if not NOISE.search(line)]
@@ -138,11 +128,41 @@ class ServerProcess:
                 )
             time.sleep(POLL)
 
+
+class ServerProcess(LaunchedServer):
+    """One server on this machine.
+
+    command: as `command.server_command` gives it. environment: added to this process's. log: file that gets everything it prints; a second
+    server of the same name goes on in the same file. grace: seconds its processes get to end by themselves. It ends with `stop`, at exit, or
+    when this process is killed (see warden.py).
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, host: str, port: int, log: Path, grace: float = warden.GRACE) -> None:
+        check_port(host, port)
+        super().__init__(host=host, port=port, log=log)
+        self.grace = grace
+        wrapped = [sys.executable, warden.__file__, str(os.getpid()), str(grace), *command]
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                wrapped, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        """Of the warden, which lives as long as the server."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """See LaunchedServer."""
+        return self._process.poll()
+
     def stop(self, now: bool = False) -> None:
-        """End the server and every process of its group; now: without patience. A second call does nothing."""
+        """See LaunchedServer."""
         atexit.unregister(self.stop)
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT if now else signal.SIGTERM)
+            self._process.send_signal(signal.SIGINT if now else signal.SIGHUP)
             try:
                 self._process.wait(self.grace + 10.0)
             except subprocess.TimeoutExpired:  # only if the warden itself hangs; its death takes the server along

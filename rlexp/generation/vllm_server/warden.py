@@ -24,6 +24,8 @@ GRACE = 5.0
 AFTER_DEATH = 1.0
 """Seconds the group gets when the server died or hangs: nothing is left to save"""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+SHIELDED = "SLURM_JOB_ID" in os.environ
+"""Slurm sends its SIGTERM to every process of a job, while the trainer still wants to finish its step: the server must not see it, and is ended by SIGINT"""
 
 stopping: int | None = None
 """the signal that asked us to stop: SIGINT means at once"""
@@ -33,6 +35,8 @@ def _die_with_parent() -> None:
     """Runs in the child before exec: should the warden itself be killed, the kernel ends the server (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if SHIELDED:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _adopt() -> None:
@@ -70,9 +74,9 @@ def shared_memory_of(group: int) -> set[str]:
 
 
 def end_group(group: int, grace: float, memory: set[str]) -> None:
-    """SIGTERM, `grace` seconds of patience, SIGKILL, until the group is empty; then the shared memory it left goes too."""
+    """SIGTERM (or SIGINT), `grace` seconds of patience, SIGKILL, until the group is empty; then the shared memory it left goes too."""
     memory |= shared_memory_of(group)
-    _signal_group(group, signal.SIGTERM)
+    _signal_group(group, signal.SIGINT if SHIELDED else signal.SIGTERM)
     deadline = time.monotonic() + grace
     while _signal_group(group, 0):
         _reap()
@@ -92,7 +96,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
         stopping = number
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+        signal.signal(number, signal.SIG_IGN if SHIELDED and number == signal.SIGTERM else stop)
     _adopt()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
     memory: set[str] = set()
