@@ -24,7 +24,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.references += [str(value) for key, value in attrs if key in ("src", "href", "xlink:href")]
-        if tag not in ("meta", "line", "circle"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
