@@ -53,6 +53,8 @@ def register_all() -> None:
     registry.STRATEGIES.register("single", strategy.StrategyConfig, "rlexp.distributed.strategy.single:SingleStrategy")
     registry.STRATEGIES.register("ddp", strategy.DDPStrategyConfig, "rlexp.distributed.strategy.ddp:DDPStrategy")
     registry.STRATEGIES.register("fsdp2", strategy.FSDP2StrategyConfig, "rlexp.distributed.strategy.fsdp2:FSDP2Strategy")
+    zero3 = "rlexp.distributed.strategy.deepspeed_zero3:DeepSpeedZero3Strategy"
+    registry.STRATEGIES.register("deepspeed_zero3", strategy.DeepSpeedZero3StrategyConfig, zero3)
     registry.CLUSTERS.register("local", cluster.ClusterConfig, "rlexp.launch.hosts:on_this_machine")
     registry.CLUSTERS.register("slurm", cluster.SlurmClusterConfig, "rlexp.launch.hosts:in_a_slurm_job")
 

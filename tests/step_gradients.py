@@ -11,8 +11,9 @@ from rlexp.algorithms.policy_gradient import PolicyGradient
 from rlexp.chat.rendering import Renderer
 from rlexp.config.strategy import StrategyConfig
 from rlexp.data.tasks import TaskData
-from rlexp.distributed.shards import assign, whole
+from rlexp.distributed.shards import assign, shape_of, whole
 from rlexp.distributed.strategy.single import SingleStrategy
+from rlexp.distributed.zero import is_partitioned
 from rlexp.models.companion import Companion
 from rlexp.models.network import Network
 from rlexp.records.rollout import GenerationBatch
@@ -25,7 +26,7 @@ from rlexp.training.work import begin
 
 def noise(parameter: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     """The same in every process."""
-    return size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=parameter.dtype)
+    return size * torch.randn(shape_of(parameter), generator=torch.Generator().manual_seed(seed), dtype=parameter.dtype)
 
 
 def companion(network: Network) -> Companion:
@@ -37,15 +38,31 @@ def companion(network: Network) -> Companion:
     return made
 
 
+def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Whole."""
+    if is_partitioned(parameter):
+        from deepspeed.utils import safe_get_full_grad
+
+        return safe_get_full_grad(parameter)
+    return torch.zeros(parameter.shape) if parameter.grad is None else whole(parameter.grad)
+
+
 def gradients(
-    algo: PolicyGradient, batch: GenerationBatch, *, tokens: int = 10_000, steps: int = 1, strategy: SingleStrategy | None = None, moved: float = 0.0
+    algo: PolicyGradient,
+    batch: GenerationBatch,
+    *,
+    tokens: int = 10_000,
+    steps: int = 1,
+    strategy: SingleStrategy | None = None,
+    moved: float = 0.0,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     """Gradient and metrics of each step of a batch, weights untouched between the steps.
 
     moved: noise on the weights after old and reference were scored, so that ratios differ from 1.
     """
     strategy = strategy or SingleStrategy(StrategyConfig())
-    loaded = tiny_model(spread=2.0)
+    loaded = tiny_model(spread=2.0, dtype=dtype)
     network = Network(loaded, chunk=7)
     network.own_columns = dict(algo.own_columns)
     algo.prepare(Renderer(loaded.tokenizer), loaded.context, TaskData([{"prompt": "p"}], [], ""))
@@ -54,7 +71,8 @@ def gradients(
     for made_of in companions.values():
         strategy.place(made_of.network)
     parameters = list(network.parameters())
-    trainable = Trainable(network.train(), wrapped, torch.optim.SGD(parameters, lr=1.0), parameters, None, companions)
+    optimizer = strategy.optimizer(wrapped, parameters, lambda given: torch.optim.SGD(given, lr=1.0))
+    trainable = Trainable(network.train(), wrapped, optimizer, parameters, None, companions)
     runner = StepRunner({"policy": trainable}, algo, strategy, seed=0, dropout=False, dumps=Path("unused"))
     collectives = strategy.collectives
     work = begin(batch, algo.samples(batch), algo, Budget(steps, tokens, 16, collectives.rank, collectives.world))
@@ -76,8 +94,7 @@ def gradients(
     for step in work.plan.steps:
         local = runner.backward(step, work.terms, work.plan, 0, first_pass=True)
         totals = runner.reduce(Local(local.stats), False)
-        of_each = [torch.zeros(parameter.shape) if parameter.grad is None else whole(parameter.grad) for parameter in parameters]
-        made.append(torch.cat([gradient.double().flatten() for gradient in of_each]))
+        made.append(torch.cat([gradient_of(parameter).double().flatten() for parameter in parameters]))
         metrics.append({key: stat.result() for key, stat in totals.stats.items()})
         trainable.optimizer.zero_grad()
     return made, metrics

@@ -38,6 +38,7 @@ PACKAGES: dict[tuple[str, str], tuple[str, str]] = {
     ("reward", "accuracy"): ("math_verify", "rlexp[math]"),
     ("tracker", "wandb"): ("wandb", "wandb"),
     ("tracker", "tensorboard"): ("tensorboard", "tensorboard"),
+    ("strategy", "deepspeed_zero3"): ("deepspeed", "rlexp[deepspeed]"),
 }
 """(group, option) -> the module it needs beyond the core and what to install for it"""
 

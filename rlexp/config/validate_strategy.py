@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlexp.config.generation import ContinuousBatchingGenerationConfig, NativeGenerationConfig
+from rlexp.config.model import LoraConfig
 from rlexp.config.run import RunConfig
-from rlexp.config.strategy import ShardedStrategyConfig
+from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, ShardedStrategyConfig
 from rlexp.config.vllm import EngineGenerationConfig
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
 
@@ -21,7 +22,20 @@ def problems(config: RunConfig) -> Iterator[str]:
         return
     if config.model.compile:
         yield f"model.compile=true does not go with strategy={strategy.name}, whose layers are gathered between compiled parts: leave one out"
+    if isinstance(strategy, DeepSpeedZero3StrategyConfig):
+        yield from _zero3(config)
     yield from _generation(config, strategy)
+
+
+def _zero3(config: RunConfig) -> Iterator[str]:
+    instead = "set strategy=fsdp2"
+    if isinstance(config.peft, LoraConfig):
+        yield f"strategy=deepspeed_zero3 does not go with peft={config.peft.name}, whose reference and teachers are adapters on the same cut weights: {instead}"
+    if isinstance(config.generation, EngineGenerationConfig):
+        yield f"strategy=deepspeed_zero3 does not go with generation={config.generation.name}: {instead}, which gathers weights while they are sent"
+    if config.model.cast_lm_head_to_fp32 or config.model.dtype == "float64":
+        key = "cast_lm_head_to_fp32=true" if config.model.cast_lm_head_to_fp32 else "dtype=float64"
+        yield f"strategy=deepspeed_zero3 computes in one dtype, float32 or bfloat16, so model.{key} does not go with it: leave it out, or {instead}"
 
 
 def _generation(config: RunConfig, strategy: ShardedStrategyConfig) -> Iterator[str]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlexp.distributed.zero import assign_partitioned, gathered, is_partitioned
+
 
 class Rows(Protocol):
     """A whole tensor that is read in parts, e.g. out of a checkpoint."""
@@ -31,6 +33,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """All rows, without gradient. An exchange for a sharded tensor: every rank must call it, in the same order."""
+    if is_partitioned(tensor):
+        return gathered(tensor)
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -51,6 +55,8 @@ def part_of(value: Tensor | Rows, like: Tensor) -> Tensor:
     start, stop = extent(like)
     if not isinstance(value, Tensor):
         return value.read(start, stop)
+    if is_partitioned(value):
+        return gathered(value)
     if isinstance(value, DTensor):
         return value.to_local() if isinstance(like, DTensor) else value.full_tensor()
     return value[start:stop] if value.dim() else value
@@ -59,7 +65,16 @@ def part_of(value: Tensor | Rows, like: Tensor) -> Tensor:
 @torch.no_grad()
 def assign(target: Tensor, value: Tensor | Rows) -> None:
     """Give a tensor, sharded or whole, the values of another of the same shape."""
-    own_part(target.detach()).copy_(part_of(value, target))
+    if is_partitioned(target):
+        assign_partitioned(target, part_of(value, torch.empty(shape_of(target), device="meta")))
+    else:
+        own_part(target.detach()).copy_(part_of(value, target))
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Of the whole."""
+    shape: tuple[int, ...] = tuple(tensor.ds_shape) if is_partitioned(tensor) else tuple(tensor.shape)  # type: ignore[attr-defined]
+    return shape
 
 
 def shaped_like(value: Tensor | Rows, like: Tensor) -> Tensor:

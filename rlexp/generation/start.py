@@ -13,6 +13,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.generation import GenerationConfig
 from rlexp.config.vllm import EngineGenerationConfig
 from rlexp.distributed.collectives import Collectives
+from rlexp.distributed.shards import shape_of
 from rlexp.generation.base import Generator, Policy, sampling_from
 from rlexp.generation.weight_sync.base import TrainerSide
 from rlexp.generation.weight_sync.push import WeightSync
@@ -48,7 +49,7 @@ def start_generator(
 
 def check_stop_ids(config: GenerationConfig, module: Any) -> None:
     """Refuse stop ids that the model does not have: no completion would ever end there."""
-    tokens = int(module.get_input_embeddings().weight.shape[0])
+    tokens = shape_of(module.get_input_embeddings().weight)[0]
     unknown = [token for token in sampling_from(config).stop_ids if token >= tokens]
     if unknown:
         raise UserError(f"generation.stop_ids={unknown} are no tokens of the model, whose ids go from 0 to {tokens - 1}: leave them out")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlexp.distributed.shards import assign, own_part
+from rlexp.distributed.shards import assign, own_part, part_of
 from rlexp.models.adapters import freeze_reference, reference_weights, set_reference
 from rlexp.models.network import Network, RowTensors
 
@@ -40,11 +40,12 @@ class Companion:
         """Move towards the source after optimizer step `step`."""
         if self.rate and step % self.every == 0:
             for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
-                own_part(mine).lerp_(own_part(theirs), self.rate)
+                own_part(mine).lerp_(part_of(theirs, mine), self.rate)
 
     def restart(self) -> None:
         """Take the source's weights as they are now."""
-        self.network.load_state_dict(self.source.state_dict())
+        for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
+            assign(mine, theirs)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights to save: those of a frozen copy too, because the run may have started from other weights than are on disk now."""

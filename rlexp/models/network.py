@@ -147,7 +147,8 @@ class Network(nn.Module):
     def project(self, hidden_KD: Tensor) -> Tensor:
         """What the head gives, [K, V], in the dtype it computes in."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            output: Tensor = self.head(hidden_KD)
+            # not as a module: ranks have different numbers of chunks, and under ZeRO-3 each call of a module is an exchange between them
+            output: Tensor = self.head.forward(hidden_KD)
         return output
 
     def logits(self, output_KV: Tensor) -> Tensor:

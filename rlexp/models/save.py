@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlexp.config.model import LoraConfig, PeftConfig
 from rlexp.distributed.shards import is_sharded, whole
+from rlexp.distributed.zero import is_partitioned
 from rlexp.models.adapters import POLICY
 from rlexp.models.loaded import LoadedModel
 
@@ -48,7 +49,7 @@ def _write(loaded: LoadedModel, peft_config: PeftConfig, work: Path) -> None:
         if isinstance(peft_config, LoraConfig) and peft_config.save == "adapter":
             log.warning("peft.save=adapter: the base model has random weights that exist nowhere else, so the merged model is saved")
         merged(module).save_pretrained(work)
-    elif any(map(is_sharded, module.parameters())):
+    elif any(is_sharded(parameter) or is_partitioned(parameter) for parameter in module.parameters()):
         _rebuilt(module, _gathered(module, peft_config, keep=True)).save_pretrained(work)
     else:
         module.save_pretrained(work)
@@ -67,7 +68,7 @@ def _gathered(module: Any, peft_config: PeftConfig, *, keep: bool) -> dict[str, 
         return _each({name: value for name, value in module.state_dict().items() if ".lora_" in name}, keep)
     if hasattr(module, "peft_config"):
         return _merged_state(module.get_base_model(), keep)
-    return _each(module.state_dict(), keep)
+    return _each(module.state_dict(keep_vars=True), keep)
 
 
 def _each(state: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:

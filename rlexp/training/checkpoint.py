@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from rlexp.config.errors import UserError
 from rlexp.distributed.collectives import Collectives
-from rlexp.distributed.shards import Rows, assign, is_sharded
+from rlexp.distributed.shards import Rows, assign, is_sharded, shape_of, whole
+from rlexp.distributed.zero import is_partitioned
 from rlexp.training.disk import full_disk_explained
 from rlexp.training.shard_files import ShardFiles, put_back, taken_out, write_shards
 
@@ -113,6 +114,7 @@ def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], s
                 shutil.rmtree(temporary, ignore_errors=True)
                 (temporary / "weights").mkdir(parents=True)
             ranks.barrier()
+            weights = {name: _gathered(tensors, ranks.rank == 0) for name, tensors in weights.items()}
             state = _write_shards(temporary, weights, state, ranks)
             ranks.barrier()
             if ranks.rank == 0:
@@ -128,6 +130,16 @@ def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], s
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
     return final
+
+
+def _gathered(tensors: dict[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """With those that ZeRO-3 holds in parts made whole, one after the other; keep: on this rank, in main memory."""
+    found = {}
+    for name, tensor in tensors.items():
+        made = whole(tensor).cpu() if is_partitioned(tensor) else tensor
+        if keep or made is tensor:
+            found[name] = made
+    return found
 
 
 def _write_shards(temporary: Path, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], ranks: Collectives) -> dict[str, Any]:
@@ -179,7 +191,7 @@ def load_weights(path: Path, networks: Mapping[str, torch.nn.Module]) -> None:
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from error
         own = dict(network.named_parameters())
-        wrong = [key for key, value in tensors.items() if key not in own or tuple(own[key].shape) != tuple(value.shape)]
+        wrong = [key for key, value in tensors.items() if key not in own or shape_of(own[key]) != tuple(value.shape)]
         wrong += [key for key, value in own.items() if value.requires_grad and key not in tensors]
         if wrong:
             hint = "choose the model and peft options the checkpoint was made with"

@@ -32,8 +32,7 @@ class Trainable:
 
     def trained_state(self) -> dict[str, Tensor]:
         """The weights that training changes, by name."""
-        names = {name for name, parameter in self.network.named_parameters() if parameter.requires_grad}
-        return {name: value.detach() for name, value in self.network.state_dict().items() if name in names}
+        return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and companions."""

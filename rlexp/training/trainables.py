@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 
 import torch
 
@@ -57,6 +58,7 @@ def build_networks(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel,
                 with strategy.opened(companion.network):
                     companion.network.check()
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        optimizer = registry.OPTIMIZERS.load(config.optimizer.name)(config.optimizer, parameters)
+        make = functools.partial(registry.OPTIMIZERS.load(config.optimizer.name), config.optimizer)
+        optimizer = strategy.optimizer(wrapped, parameters, make)
         made[name] = Trainable(network.train(), wrapped, optimizer, parameters, config.optimizer.max_grad_norm, companions)
     return made

@@ -49,6 +49,8 @@ def rounds() -> Iterator[list[str]]:
             chosen = ["correction=none" if choice.startswith("correction=") else choice for choice in chosen]
         if "loss=vespo" in chosen:  # refuses weights of whole rollouts
             chosen = [choice.replace("correction=sequence", "correction=token") for choice in chosen]
+        if any(choice.startswith("generation=vllm") for choice in chosen):  # not with DeepSpeed, which another round has
+            chosen = [choice.replace("strategy=deepspeed_zero3", "strategy=ddp") for choice in chosen]
         yield ["experiment=none", *chosen, *(extra for choice in chosen for extra in NEEDED.get(choice, []))]
 
 

@@ -19,10 +19,10 @@ NOTHING = 2**31
 
 
 class Lockstep:
-    """A context around sampling. models: without their heads, the same list on every rank."""
+    """A context around sampling. models: without their heads, the same list on every rank. along: what is forwarded along with each; by default the same."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.models = models
+    def __init__(self, models: Sequence[nn.Module], along: Sequence[nn.Module] | None = None) -> None:
+        self.models, self.along = models, along or models
         self._accompanying = False
         self._hooks: list[Any] = []
 
@@ -53,7 +53,7 @@ class Lockstep:
 
     @torch.no_grad()
     def _accompany(self, number: int) -> None:
-        model = self.models[number]
+        model = self.along[number]
         self._accompanying = True
         try:
             model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), use_cache=False)

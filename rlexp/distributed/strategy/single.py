@@ -40,6 +40,10 @@ class SingleStrategy:
         """What the training forward calls. Before an optimizer is made, since parameters may become others."""
         return network
 
+    def optimizer(self, wrapped: Any, parameters: list[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """The optimizer of a wrapped network's parameters."""
+        return make(parameters)
+
     def place(self, network: nn.Module) -> None:
         """Spread a network that is forwarded but not trained, as the trained ones are."""
 

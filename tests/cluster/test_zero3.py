@@ -1,0 +1,112 @@
+"""strategy=deepspeed_zero3 with two processes that talk over gloo: the gradients and the runs of one process, and checkpoints that others continue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from batches import random_batch
+from cluster.test_fsdp2_gradients import BUDGETS, CASES, algorithm
+from cluster.test_fsdp2_runs import BASE, COMBINATIONS, difference, network_names
+from cluster.world import in_worlds, run_of
+from programs import Programs
+from run_configs import default_with
+from run_folders import metrics
+from step_gradients import gradients
+from transformers import AutoModelForCausalLM
+
+from rlexp.config.model import LoraConfig
+from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, engine_config
+from rlexp.config.validate_strategy import problems
+from rlexp.config.vllm import VLLMGenerationConfig
+
+
+def on_ranks(path: str) -> None:
+    """Rank 0 of two writes the gradients of all cases, in float32."""
+    from rlexp.distributed.strategy.deepspeed_zero3 import DeepSpeedZero3Strategy
+
+    torch.set_num_threads(1)
+    made = DeepSpeedZero3Strategy(DeepSpeedZero3StrategyConfig(timeout=60))
+    found = {
+        (case, tokens): gradients(algorithm(case), random_batch(1), tokens=tokens, strategy=made, moved=0.02, dtype=torch.float32)[0][0]
+        for case in CASES
+        for tokens in BUDGETS
+    }
+    if made.collectives.rank == 0:
+        torch.save(found, path)
+    made.collectives.barrier()
+    made.close()
+
+
+@pytest.mark.rows("GRPO-176")
+def test_two_processes_give_the_gradient_of_one(programs: Programs, tmp_path: Path) -> None:
+    job = {"world": 2, "call": "cluster.test_zero3:on_ranks", "arguments": [str(tmp_path / "found.pt")]}
+    in_worlds(programs, tmp_path / "jobs", job)
+    for (case, _), found in torch.load(tmp_path / "found.pt").items():
+        (whole,), _ = gradients(algorithm(case), random_batch(1), moved=0.02, dtype=torch.float32)
+        assert whole.abs().max() > 1e-4 and torch.allclose(found, whole, atol=1e-5, rtol=0), case
+
+
+RUN = [*BASE, "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05", "optimizer.schedule=constant", "evaluation=none", "checkpoint.steps=2"]
+KINDS = ("grpo", "moving reference", "sdpo ema", "sdpo live", "agents", "checkpointed")
+
+
+@pytest.mark.rows("GRPO-086", "RLOO-034", "SDPO-058", "SDPO-020")
+def test_runs_of_every_kind(programs: Programs, tmp_path: Path) -> None:
+    jobs = []
+    for name in KINDS:
+        options = [*RUN, *COMBINATIONS[name], "trainer.max_steps=4"]
+        in_step = ["strategy.gather_for_generation=false"] if name in ("grpo", "agents") else []
+        jobs += [run_of(tmp_path / name / "one", 1, options), run_of(tmp_path / name / "two", 2, [*options, *in_step], "deepspeed_zero3")]
+    in_worlds(programs, tmp_path / "jobs", *jobs)
+    for name in KINDS:
+        one, two = tmp_path / name / "one", tmp_path / name / "two"
+        for network in network_names(one):
+            assert difference(one, two, network) < 1e-5, name
+        for line, other in zip(metrics(one), metrics(two), strict=True):
+            assert other["loss"] == pytest.approx(line["loss"], abs=1e-5), name
+    saved = [AutoModelForCausalLM.from_pretrained(tmp_path / "grpo" / run / "model").state_dict() for run in ("one", "two")]
+    assert all(torch.allclose(value, saved[1][name], atol=1e-5) for name, value in saved[0].items())
+
+
+@pytest.mark.rows("GRPO-250")
+def test_other_strategies_continue_its_checkpoints_and_it_theirs(programs: Programs, tmp_path: Path) -> None:
+    def to(step: int) -> dict[str, str]:
+        return {"RLEXP_FAULT": f"{step}:backward:before", "RLEXP_FAULT_RANK": "0"}
+
+    options = [*BASE, *COMBINATIONS["moving reference"], "optimizer.learning_rate=1e-3", "trainer.max_steps=8", "checkpoint.steps=2", "evaluation=none"]
+    folder = tmp_path / "moved"
+    in_worlds(
+        programs,
+        tmp_path / "jobs",
+        run_of(tmp_path / "one", 1, options),
+        run_of(folder, 2, options, "deepspeed_zero3", code=-9, env=to(2)),
+        run_of(folder, 2, options, "fsdp2", code=-9, env=to(4)),
+        run_of(folder, 2, options, "deepspeed_zero3", code=-9, env=to(6)),
+        run_of(folder, 1, options),
+    )
+    assert difference(tmp_path / "one", folder) < 1e-5
+
+
+def test_what_deepspeed_is_told() -> None:
+    told = engine_config(DeepSpeedZero3StrategyConfig(offload="all"), bf16=True)
+    assert json.dumps(told, indent=1) == (Path(__file__).parent / "zero3_config.json").read_text().strip()
+    plain = engine_config(DeepSpeedZero3StrategyConfig(), bf16=False)
+    assert plain["bf16"] == {"enabled": False} and not {"offload_param", "offload_optimizer"} & plain["zero_optimization"].keys()
+
+
+@pytest.mark.rows("GRPO-264")
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"peft": LoraConfig()}, "strategy=deepspeed_zero3 does not go with peft=lora"),
+        ({"generation": VLLMGenerationConfig()}, "strategy=deepspeed_zero3 does not go with generation=vllm"),
+        ({"model__dtype": "float64"}, "strategy=deepspeed_zero3 computes in one dtype"),
+        ({"model__compile": True}, "model.compile=true does not go with strategy=deepspeed_zero3"),
+    ],
+)
+def test_what_does_not_go_together(values: dict[str, object], told: str) -> None:
+    config = default_with(strategy=DeepSpeedZero3StrategyConfig(), cluster__processes_per_node=2, **values)
+    assert [problem[: len(told)] for problem in problems(config)] == [told]
