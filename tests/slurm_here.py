@@ -35,11 +35,10 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RLEXP_", "SUBMITIT_"))},
+            **{name: value for name, value in os.environ.items() if name == "RLEXP_CACHE" or not name.startswith(("SLURM_", "RLEXP_", "SUBMITIT_"))},
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "contracts" / "plugin")]),
             "OMP_NUM_THREADS": "1",
-            "RLEXP_CACHE": os.environ.get("RLEXP_CACHE", str(folder / "cache")),
         }
         subprocess.run(["bash", SCRIPT, "up", folder, "2"], check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
 

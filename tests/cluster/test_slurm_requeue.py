@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from run_folders import status, train_steps
 from slurm_here import until
 from small_runs import SMALL
 
+from rlexp.generation.vllm_server import warden
+from rlexp.launch.lock import is_alive
 from rlexp.launch.slurm.job import FOLDER, SlurmRun
 
 SCONTROL = '#!/bin/sh\necho "$@" >> "$CALLS"\n'
@@ -76,3 +79,19 @@ def test_children_do_not_die_of_the_warning(tmp_path: Path) -> None:
     process.stdout.readline()
     os.killpg(process.pid, signal.SIGUSR2)
     assert process.communicate(timeout=30)[0] == "stopped by SIGUSR2 None\n"
+
+
+def test_a_server_does_not_die_of_preemption(tmp_path: Path) -> None:
+    """Slurm's SIGTERM is for the trainer, which wants to finish its step with the server; the server ends when the trainer says so."""
+    child = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+    command = [sys.executable, warden.__file__, str(os.getpid()), "5", sys.executable, "-c", child, str(tmp_path / "pid")]
+    process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": "1"}, stderr=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    server = int((tmp_path / "pid").read_text())
+    for target in (server, process.pid):
+        os.kill(target, signal.SIGTERM)
+    time.sleep(1.0)
+    assert is_alive(server) and process.poll() is None
+    process.send_signal(signal.SIGHUP)
+    process.wait(20)
+    assert not is_alive(server)
