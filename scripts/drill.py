@@ -115,36 +115,47 @@ class Drill:
 
 
 def drill_ranks(times: int, seed: int) -> bool:
-    """Prints a line for each time and the summary. Returns whether all went well."""
+    """Prints a line for each time and the summary. Returns whether all went well. A run that had ended before its moment came is made again."""
     moments = random.Random(seed)
-    ended = resumed = orphans = 0
-    whole = 0.0
-    for number in range(times + 1):
+    whole = time_of_a_run()
+    if whole is None:
+        return False
+    done = ended = resumed = orphans = 0
+    for _ in range(3 * times):
         with tempfile.TemporaryDirectory(prefix="rlexp_drill_") as folder:
             drill = Drill(Path(folder))
             process, began = drill.start(), time.monotonic()
-            if number == 0:  # how long a run takes here, from the moment its ranks are there
-                until(lambda: len(ranks_of(drill.run)) == 2 or process.poll() is not None, PATIENCE)  # noqa: B023
-                began = time.monotonic()
-                if process.wait(PATIENCE) != 0:
-                    print((drill.outputs / "console.log").read_text(), file=sys.stderr)
-                    return False
-                whole = time.monotonic() - began
-                continue
             killed = drill.kill_one(process, moments, whole)
             struck = time.monotonic()
             well = drill.ended(process, killed)
             seconds = time.monotonic() - struck
             until(lambda: not family(drill.outputs), 5.0)  # noqa: B023
             left = family(drill.outputs)
+            if well and not killed and not left:
+                continue
             again = drill.resumed()
-            ended, resumed, orphans = ended + well, resumed + again, orphans + len(left)
-            what = "killed" if killed else "had ended before"
-            print(f"{number}: {what} after {struck - began:.1f} s, ended {seconds:.1f} s later, {'resumed' if again else 'NOT RESUMED'}", *left, flush=True)
+            done, ended, resumed, orphans = done + 1, ended + well, resumed + again, orphans + len(left)
+            text = f"killed after {struck - began:.1f} s, ended {seconds:.1f} s later, {'resumed' if again else 'NOT RESUMED'}"
+            print(f"{done}: {text}", *left, flush=True)
             if not (well and again):
                 print((drill.outputs / "console.log").read_text()[-4000:], file=sys.stderr)
+        if done == times:
+            break
     print(f"{ended}/{times} ended within the deadline, {resumed}/{times} resumed, {orphans} orphans")
     return ended == resumed == times and orphans == 0
+
+
+def time_of_a_run() -> float | None:
+    """How long a run takes here from the moment its ranks are there; None, with what it said, when it fails."""
+    with tempfile.TemporaryDirectory(prefix="rlexp_drill_") as folder:
+        drill = Drill(Path(folder))
+        process = drill.start()
+        until(lambda: len(ranks_of(drill.run)) == 2 or process.poll() is not None, PATIENCE)
+        began = time.monotonic()
+        if process.wait(PATIENCE) != 0:
+            print((drill.outputs / "console.log").read_text(), file=sys.stderr)
+            return None
+        return time.monotonic() - began
 
 
 def main() -> None:
