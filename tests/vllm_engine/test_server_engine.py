@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not instal
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[VLLMServerGenerator]:
     """A launched server of a model with tied embeddings, with weights of version 0."""
-    generator = started(model(), tmp_path_factory.mktemp("run"), restart=2)
+    generator = started(model(), tmp_path_factory.mktemp("run"), restart=1)
     sync = sync_of(generator)
     sync.bring()
     yield generator
@@ -213,42 +213,38 @@ def killed_in_a_sync(sync: WeightSync, generator: VLLMServerGenerator, victim: i
     sync.bring()
 
 
-@pytest.mark.parametrize("moment", ["sampling", "sync"])
-def test_a_dead_engine_is_told_and_started_again(server, moment, monkeypatch):
+def left_of(generator: VLLMServerGenerator) -> Callable[[], list[object]]:
+    """To be called after its death: what is left of the server that runs now, processes and shared memory."""
+    processes, memory = group_of(generator), shared_memory_of(leader_of(generator))  # memory: where the model has a process of its own
+    return lambda: [*filter(alive, processes), *(file for file in memory if Path(file).exists())]
+
+
+def test_an_engine_that_dies_while_it_samples_is_told_and_started_again(server):
     """SIGKILL of the process with the model: an error within seconds, then a server with current weights, and nothing left of the old one."""
     sync = sync_of(server)
     sync.bring()
-    before, memory, victim = group_of(server), shared_memory_of(leader_of(server)), engine_process(server)
-    began = time.monotonic()
-    if moment == "sampling":
-        with pytest.raises(ServerLost, match=r"(?s)ended with code .*; the end of .*server_0\.log"):
-            sample_until(server, lambda: os.kill(victim, signal.SIGKILL))
-    else:
-        with pytest.raises(SyncError, match=r"(?s)weight sync failed: .*; the end of .*server_0\.log.*\(the engine is paused\)"):
-            killed_in_a_sync(sync, server, victim, monkeypatch)
-    assert time.monotonic() - began < 100
-    assert not any(map(alive, before)) and not any(Path(file).exists() for file in memory)
+    left, victim, began = left_of(server), engine_process(server), time.monotonic()
+    with pytest.raises(ServerLost, match=r"(?s)ended with code .*; the end of .*server_0\.log"):
+        sample_until(server, lambda: os.kill(victim, signal.SIGKILL))
+    assert time.monotonic() - began < 100 and left() == []
     assert server.recover()
     sync.lost()
     exact_after_syncs(server, sync, 1)
 
 
-def test_one_that_dies_between_steps_and_may_not_be_started_again(server, monkeypatch):
-    """SIGKILL of the process that speaks HTTP: the next sync tells it."""
+def test_an_engine_that_dies_in_a_sync_is_told(server, monkeypatch):
+    """It was started again once already, and may not be a second time."""
     sync = sync_of(server)
     sync.bring()
-    before, began = group_of(server), time.monotonic()
-    os.kill(leader_of(server), signal.SIGKILL)
-    sync.announce(1)
-    with pytest.raises(SyncError, match=r"(?s)weight sync failed: .*ended with code 137; the end of .*server_0\.log"):
-        sync.bring()
-    assert time.monotonic() - began < 100
-    assert not any(map(alive, before))
-    monkeypatch.setattr(server.config, "restart", 0)
+    left, victim, began = left_of(server), engine_process(server), time.monotonic()
+    with pytest.raises(SyncError, match=r"(?s)weight sync failed: .*; the end of .*server_0\.log.*\(the engine is paused\)"):
+        killed_in_a_sync(sync, server, victim, monkeypatch)
+    assert time.monotonic() - began < 100 and left() == []
+    monkeypatch.setattr(server.fleet, "restarts", server.config.restart)
     assert not server.recover()
 
 
-def test_an_adapter_alone(tmp_path):
+def test_an_adapter_alone_and_a_server_that_dies_between_steps(tmp_path):
     """Served by vLLM. This server was given one wrong flag, which makes no difference at temperature 1: whoever comes to it is told."""
     policy = lora(model(seed=7, tied=False), LoraConfig(r=8), seed=0)
     mine = started(policy, tmp_path, sync_lora="adapter", verify_sync="always", engine_kwargs={**FAST, "logprobs_mode": "raw_logprobs"})
@@ -258,6 +254,10 @@ def test_an_adapter_alone(tmp_path):
     assert max(np.abs(logprobs_of(policy, turn) - turn.logprobs).max() for turn in turns) < EXACT
     with pytest.raises(UserError, match=r"--logprobs-mode is raw_logprobs, .*: set --logprobs-mode processed_logprobs"):
         attached(mine, model(tied=False))
-    group, memory = group_of(mine), shared_memory_of(leader_of(mine))
+    left, began = left_of(mine), time.monotonic()
+    os.kill(leader_of(mine), signal.SIGKILL)
+    sync.announce(6)
+    with pytest.raises(SyncError, match=r"(?s)weight sync failed: .*ended with code 137.*; the end of .*server_0\.log"):
+        sync.bring()
+    assert time.monotonic() - began < 100 and left() == [] and not mine.recover()
     mine.close()
-    assert memory and not any(map(alive, group)) and not any(Path(file).exists() for file in memory)
