@@ -8,6 +8,7 @@ and the lines after it are lines of its output, in order; `...` stands for anyth
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +93,23 @@ def matches(shown: list[str], output: str) -> str | None:
             return line
         left = left[place + 1 :]
     return None
+
+
+def overrides_of(command: str) -> list[str] | None:
+    """The overrides of a command that trains, None for another one; of a sweep, those of its first job (all options of a glob compose elsewhere)."""
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if words[:3] == ["python", "-m", "rlexp.train"]:
+        words = words[3:]
+    elif words[:1] == ["rlexp-train"]:
+        words = words[1:]
+    else:
+        return None
+    return [first_choice(word) for word in words if word != "-m" and "=glob(" not in word] if "-m" in words else words
+
+
+def first_choice(word: str) -> str:
+    """The first value of an axis: loss=dapo,grpo -> loss=dapo."""
+    key, _, value = word.partition("=")
+    return f"{key}={value.split(',')[0]}" if "[" not in value and "{" not in value else word

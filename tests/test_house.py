@@ -18,8 +18,8 @@ FLOORS = {
     2: ("batching", "losses", "advantages", "distributed", "tracking"),
     3: ("generation", "chat", "models", "rewards", "environments", "data"),
     4: ("algorithms", "rollout"),
-    5: ("build", "launch", "training", "reports"),
-    6: ("train", "evaluate", "sweep", "report"),
+    5: ("build", "launch", "training", "reports", "planning"),
+    6: ("train", "evaluate", "sweep", "report", "plan"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 SOURCES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "hydra_plugins").rglob("*.py"))
@@ -86,7 +86,17 @@ def test_programs_are_thin() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["rlexp.train", "rlexp.sweep", "rlexp.report", "rlexp.components", "rlexp.plugins", "rlexp.config.validate", "rlexp.records.rollout", "rlexp.reports.html"],
+    [
+        "rlexp.train",
+        "rlexp.sweep",
+        "rlexp.report",
+        "rlexp.plan",
+        "rlexp.components",
+        "rlexp.plugins",
+        "rlexp.config.validate",
+        "rlexp.records.rollout",
+        "rlexp.reports.html",
+    ],
 )
 def test_configuring_imports_nothing_heavy(module: str) -> None:
     code = f"import {module}, sys; heavy = {{'torch', 'transformers', 'vllm', 'datasets', 'accelerate'}} & set(sys.modules); sys.exit(', '.join(heavy) or 0)"

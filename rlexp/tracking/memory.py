@@ -7,9 +7,6 @@ from pathlib import Path
 
 import torch
 
-EXACT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-"""Environment of a process in which a peak is one of live memory: glibc then returns what is freed at once. It costs time."""
-
 
 class Memory:
     """Above what it was when this was made."""

@@ -45,12 +45,12 @@ def extra_bytes(weight: Tensor, logps: Callable[[], Tensor]) -> int:
     return memory.peak - weight.numel() * weight.element_size()
 
 
-def rlexp_pass(case: LogitsCase) -> Callable[[int], int]:
-    """tokens -> extra bytes of rlexp's Network."""
+def head_network(case: LogitsCase) -> Any:
+    """A Network with next to nothing before its head."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from rlexp.models.loaded import LoadedModel
-    from rlexp.models.network import Network, RowTensors
+    from rlexp.models.network import Network
     from scripts.bench.prepare import word_tokenizer
 
     config = Qwen3Config(
@@ -66,15 +66,46 @@ def rlexp_pass(case: LogitsCase) -> Callable[[int], int]:
     module: Any = Qwen3ForCausalLM(config)
     module.to(device())
     module.get_input_embeddings().requires_grad_(False)  # whose gradient is as large as the head's
-    network = Network(LoadedModel(module, word_tokenizer(8), (1,), POSITIONS, "head"), autocast=torch.bfloat16 if torch.cuda.is_available() else None)
+    return Network(LoadedModel(module, word_tokenizer(8), (1,), POSITIONS, "head"), autocast=torch.bfloat16 if torch.cuda.is_available() else None)
+
+
+def row_of(case: LogitsCase, tokens: int) -> Any:
+    """A row of few positions with so many terms."""
+    from rlexp.models.network import RowTensors
+
     place = torch.arange(POSITIONS, device=device())
+    targets = torch.randint(case.vocabulary, (tokens,), device=device())
+    return RowTensors(place, place, torch.full_like(place, POSITIONS), torch.arange(tokens, device=device()) % POSITIONS, targets)
+
+
+def rlexp_pass(case: LogitsCase) -> Callable[[int], int]:
+    """tokens -> extra bytes of rlexp's Network."""
+    network = head_network(case)
 
     def run(tokens: int) -> int:
-        targets = torch.randint(case.vocabulary, (tokens,), device=device())
-        row = RowTensors(place, place, torch.full_like(place, POSITIONS), torch.arange(tokens, device=device()) % POSITIONS, targets)
-        return extra_bytes(module.get_output_embeddings().weight, lambda: network(row, ["logp"])["logp"])
+        row = row_of(case, tokens)
+        return extra_bytes(network.head.weight, lambda: network(row, ["logp"])["logp"])
 
     return run
+
+
+def distillation(pipe: Connection, options: dict[str, Any], tokens: int, case: LogitsCase) -> None:
+    """Sends the extra bytes of a student's head beside a teacher's. options: of SDPOConfig. The teacher's hidden states are there before, as in a step."""
+    from rlexp.config.sdpo import SDPOConfig
+    from rlexp.models.distillation import DISTILLATION, TEACHER, Distillation
+
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    network, teacher = head_network(case), head_network(case).requires_grad_(False)
+    network.own_columns = {DISTILLATION: Distillation.of(SDPOConfig(**options))}
+
+    def run(tokens: int) -> int:
+        row = row_of(case, tokens)
+        row.companions[TEACHER] = (teacher, torch.randn(tokens, case.hidden, device=device()))
+        return extra_bytes(network.head.weight, lambda: network(row, [DISTILLATION])[DISTILLATION])
+
+    run(WARM_UP)
+    pipe.send(run(tokens))
 
 
 def trl_pass(case: LogitsCase) -> Callable[[int], int]:

@@ -10,7 +10,6 @@ import contextlib
 import cProfile
 import io
 import pstats
-import re
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,39 +17,14 @@ from typing import Any
 
 import torch
 
+from rlexp.tracking.memory import Memory
+
 ROWS = 45
 """of a profile"""
 
 
 class Stop(BaseException):
     """No more turns: leaves the library's loop, whatever it catches."""
-
-
-class Memory:
-    """Peak memory of this process above what it held when this was made: resident set on a CPU, allocated on a GPU."""
-
-    def __init__(self) -> None:
-        self.cuda = torch.cuda.is_available()
-        self.base = torch.cuda.memory_allocated() if self.cuda else _status("VmRSS")
-
-    def reset(self) -> None:
-        """Forget the peak so far."""
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to the present VmRSS (man 5 proc)
-
-    @property
-    def peak(self) -> int:
-        """Bytes above the base since the last reset."""
-        return (torch.cuda.max_memory_allocated() if self.cuda else _status("VmHWM")) - self.base
-
-
-def _status(key: str) -> int:
-    """A field of /proc/self/status in bytes."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found, f"/proc/self/status has no {key}"
-    return int(found[1]) * 1024
 
 
 def now() -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from doc_pages import PAGES, ROOT, Block, blocks, matches
+from doc_pages import PAGES, ROOT, Block, blocks, matches, overrides_of
 from run_configs import composed
 
 from rlexp.config import validate_generation, vllm_server
@@ -65,26 +63,6 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.is_shell and "no-run" not in block.marks:
             run_block(block, f"{page.name}:{block.line}", work, environment)
-
-
-def overrides_of(command: str) -> list[str] | None:
-    """The overrides of a command that trains, None for another one; of a sweep, those of its first job (all options of a glob compose elsewhere)."""
-    words = shlex.split(command.replace("\\\n", " "), comments=True)
-    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        words = words[1:]
-    if words[:3] == ["python", "-m", "rlexp.train"]:
-        words = words[3:]
-    elif words[:1] == ["rlexp-train"]:
-        words = words[1:]
-    else:
-        return None
-    return [first_choice(word) for word in words if word != "-m" and "=glob(" not in word] if "-m" in words else words
-
-
-def first_choice(word: str) -> str:
-    """The first value of an axis: loss=dapo,grpo -> loss=dapo."""
-    key, _, value = word.partition("=")
-    return f"{key}={value.split(',')[0]}" if "[" not in value and "{" not in value else word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -107,7 +107,7 @@ def test_of_an_algorithm(algorithm: str, model: Path, tmp_path: Path) -> None:
     check_batch_metrics(logged, greedy=algorithm == "remax")
 
 
-@pytest.mark.rows("SDPO-094...097", "SDPO-099")
+@pytest.mark.rows("SDPO-093...097", "SDPO-099")
 @pytest.mark.parametrize(("weight", "more"), [(0.5, OF_ALGORITHM["sdpo"] | CLIP), (0.0, CLIP)])
 def test_of_self_distillation(weight: float, more: set[str], model: Path, tmp_path: Path) -> None:
     logged = trained(config_of(model, tmp_path, algorithm="sdpo", algorithm__distillation_weight=weight), tmp_path)
