@@ -105,3 +105,11 @@ def test_single_turns_of_text() -> None:
     """No tools, no environments, no images."""
     algorithm = build_algorithm(sdpo())
     assert algorithm.agent_loop is None and list(algorithm.agents) == ["policy"]
+
+
+@pytest.mark.rows("SDPO-048")
+@pytest.mark.parametrize("loss", ["cispo", "sapo", "luspo", "vespo"])
+def test_losses_that_trl_leaves_out(loss: str) -> None:
+    """The policy part takes any loss here."""
+    config = sdpo(f"loss={loss}", "algorithm.distillation_weight=0.5")
+    assert config.loss.name == loss and build_algorithm(config).needs.beside == {"teacher"}
