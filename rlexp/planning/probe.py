@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlexp import registry
 from rlexp.config.errors import UserError
 from rlexp.config.generation import NativeGenerationConfig, TransformersGenerationConfig
 from rlexp.config.reward import CustomRewardConfig
@@ -58,6 +59,7 @@ def probe_config(config: RunConfig) -> RunConfig:
 
 def measured(config: RunConfig) -> int:
     """Bytes that the steps of a probe_config took above imports. Raises UserError with what they said when they fail."""
+    registry.MODELS.load(config.model.name)(config.model, seed=config.run.seed)  # a model that is made or fetched on first use is in its cache then
     with tempfile.TemporaryDirectory(prefix="rlexp-plan-") as folder:
         save_config(config, Path(folder) / "config.yaml")
         command = [sys.executable, "-m", "rlexp.plan", "--probe", folder]
