@@ -14,6 +14,8 @@ from run_folders import metrics, status
 from slurm_here import Slurm, Sweep, until
 from small_runs import Cli
 
+from scripts.drill import ranks_of
+
 Tell = Callable[[str], None]
 TWO_BY_TWO = ["strategy=ddp", "strategy.timeout=300", "cluster.nodes=2", "cluster.processes_per_node=2"]
 SHORT = ["trainer.max_steps=3", "evaluation=none"]
@@ -33,20 +35,6 @@ def test_two_nodes_of_two_processes(slurm: Slurm, tmp_path: Path, programs: Prog
     for ours, alone in zip(metrics(run), metrics(cli.run), strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=1e-5) and ours["reward"] == pytest.approx(alone["reward"], abs=1e-6)
     until(lambda: not slurm.leftovers(), 30, str(slurm.leftovers()))
-
-
-def ranks_of(run: Path) -> dict[int, int]:
-    """Rank -> process id of the run's ranks, wherever they are."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes().split(b"\0")
-            if b"rlexp.launch.worker" in command and str(run).encode() in command:
-                environment = dict(item.partition(b"=")[::2] for item in (path / "environ").read_bytes().split(b"\0"))
-                found[int(environment[b"RANK"])] = int(path.name)
-        except OSError:
-            continue
-    return found
 
 
 def test_a_rank_of_the_second_node_dies(slurm: Slurm, tmp_path: Path) -> None:
