@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,8 @@ def prepare_torch(config: RunConfig, world: int) -> int:
     torch.set_num_threads(threads)
     if config.run.deterministic:
         torch.use_deterministic_algorithms(True)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which transformers imports to save a model, warns that it had to guess
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # in a file, a bar is a line for each of its states
     return threads

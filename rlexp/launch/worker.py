@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -47,11 +48,13 @@ def main() -> None:
         return run(load_config(folder.config_path), folder, rank=rank, world=world)
 
     code = guarded_rank(folder, rank, work)
-    if code == 1:  # exit handlers of the process group could wait for peers
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    if code != 1:  # after a failure exit handlers could wait for peers
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is written and closed. Taking the interpreter down would abort the process when a daemon thread comes back from native code meanwhile
+    # ("terminate called without an active exception").
+    os._exit(code)
 
 
 if __name__ == "__main__":
