@@ -180,14 +180,16 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         if collectives.world != config.cluster.processes:  # torchrun decides by itself how many there are
             planned = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes=1, processes_per_node=collectives.world))
         log.info("%s", plan_text(planned, data.count))
-    loaded = build_model(config, strategy.load_device)
+    with strategy.loading():
+        loaded = build_model(config, strategy.load_device)
     if balance := router_coefficient(loaded.module, config.loss.router_aux_loss_coef):
         algorithm.use_router(balance)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)
     algorithm.prepare(renderer, loaded.context, data)
     check_rows(config, longest, loaded, algorithm)
-    trainables = build_networks(config, algorithm, loaded, strategy)
+    with strategy.loading():
+        trainables = build_networks(config, algorithm, loaded, strategy)
     networks = {policy: trainables[policy].network for policy in dict.fromkeys(algorithm.agents.values())}
     policies = {policy: dataclasses.replace(loaded, module=network.module) for policy, network in networks.items()}
     player = build_player(config, policies, renderer, rewards, algorithm, data, strategy, networks, folder.path)

@@ -23,6 +23,7 @@ from rlexp.launch.jobs import SWEEP_DIR
 from rlexp.launch.lock import FolderLock
 from rlexp.launch.log import logging_to
 from rlexp.launch.opening import open_folder, place
+from rlexp.launch.pages import use_large_pages
 from rlexp.launch.ranks import run_ranks, worker_command
 from rlexp.launch.signals import PAUSED_CODE, PREEMPTED_CODE, StopRequest, handling
 from rlexp.launch.watch import follow_parent
@@ -41,6 +42,7 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     Raises UserError when the run folder cannot be used. One process trains here; more are spawned, also on the other nodes of a Slurm job. Under torchrun or
     `accelerate launch`, which set RANK, this process is one of their ranks.
     """
+    use_large_pages()
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
     parent, name, _ = place(config)
     if RunFolder(parent / name).stopped:

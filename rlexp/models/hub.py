@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import HubModelConfig, ModelConfig
+from rlexp.distributed import skeleton
 from rlexp.models.fetch import fetch
 from rlexp.models.loaded import LoadedModel
 from rlexp.records import keys
@@ -162,6 +163,9 @@ def _module(folder: Path, architecture: PretrainedConfig, config: ModelConfig, *
     # other attention than eager is put under the model later, where packed rows need it; None: torch's where the architecture has it
     attention = config.attention if config.attention in ("sdpa", "eager") else None
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": attention, "trust_remote_code": trust_remote_code}
+    if skeleton.is_wanted():
+        with skeleton.META:
+            return AutoModelForCausalLM.from_config(architecture, **options)
     with _random_state(seed):
         if random_weights:
             return AutoModelForCausalLM.from_config(architecture, **options)

@@ -66,7 +66,7 @@ class Memory:
     layout: Layout
     parts: list[Part]
     loaded: int
-    """host memory of each process until its part of the model is on its device; 0: none of its own"""
+    """host memory of a process that loads whole models until their parts are on the devices (fsdp2: of rank 0 alone); 0: none of its own"""
 
     def of(self, phase: str) -> int:
         """Bytes of a phase."""
@@ -140,7 +140,8 @@ def plan_memory(config: RunConfig, algorithm: Algorithm, device: Device, prompt_
         *_updated(config, weights, peak, device),
     ]
     made = [Part(name, {phase: size for phase, size in by_phase.items() if size}, note) for name, by_phase, note in parts]
-    loaded = weights.bytes if isinstance(config.strategy, ShardedStrategyConfig) else 0
+    whole = len(algorithm.networks) * weights.bytes + _copies(config, algorithm, weights)
+    loaded = whole if isinstance(config.strategy, ShardedStrategyConfig) else 0
     return Memory(config, device, layout, [part for part in made if part.bytes], loaded)
 
 
@@ -211,7 +212,7 @@ Parts = list[tuple[str, dict[str, int], str]]
 def _held(config: RunConfig, algorithm: Algorithm, weights: Weights, device: Device) -> Parts:
     """What is there all the time."""
     networks, share = len(algorithm.networks), _share(config)
-    copies = sum(_companion(config, algorithm, name, weights) for name in algorithm.needs.companions)
+    copies = _copies(config, algorithm, weights)
     states, state_note = _states(config.optimizer)
     found: Parts = [
         ("parameters", _always(networks * weights.bytes // share), f"{_millions(weights.count)} in {config.model.dtype}{_shared(share)}"),
@@ -285,6 +286,11 @@ def _states(config: OptimizerConfig) -> tuple[int, str]:
     if isinstance(config, SGDConfig):
         return (1, "momentum") if config.momentum else (0, "nothing")
     return 2, "two moments" if isinstance(config, AdamWConfig) else "two numbers (assumed)"
+
+
+def _copies(config: RunConfig, algorithm: Algorithm, weights: Weights) -> int:
+    """Bytes of all networks that are forwarded and not trained."""
+    return sum(_companion(config, algorithm, name, weights) for name in algorithm.needs.companions)
 
 
 def _companion(config: RunConfig, algorithm: Algorithm, name: str, weights: Weights) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlexp.config.strategy import FSDP2StrategyConfig
 from rlexp.planning.levers import Lever
 from rlexp.planning.memory import PHASES, Memory
 
@@ -31,9 +32,16 @@ def table_text(memory: Memory) -> str:
         f"        prompts of {layout.prompts.tokens} tokens ({layout.prompts.source}), completions of {layout.completion}",
     ]
     if memory.loaded:
-        node = memory.loaded * config.cluster.processes_per_node
-        lines.append(f"loading  each process holds the whole model in host memory at first: {size_text(memory.loaded)}, {size_text(node)} on a machine")
+        lines.append(f"loading  {_loading_text(memory)}")
     return "\n".join(lines)
+
+
+def _loading_text(memory: Memory) -> str:
+    """Host memory that whole models take at the start under a sharded strategy."""
+    if isinstance(memory.config.strategy, FSDP2StrategyConfig):
+        return f"rank 0 alone holds whole models, in host memory, until they are cut: {size_text(memory.loaded)}"
+    node = memory.loaded * memory.config.cluster.processes_per_node
+    return f"each process holds whole models in host memory until they are cut: {size_text(memory.loaded)}, {size_text(node)} on a machine"
 
 
 def _share_text(memory: Memory) -> str:

@@ -9,6 +9,7 @@ from rlexp.algorithms.base import Algorithm
 from rlexp.config.errors import UserError
 from rlexp.config.model import HubModelConfig
 from rlexp.config.run import RunConfig
+from rlexp.distributed.skeleton import put
 from rlexp.models.adapters import reference_adapter
 from rlexp.models.companion import AdapterReference, Companion
 from rlexp.models.loaded import LoadedModel
@@ -45,7 +46,7 @@ def _other(config: RunConfig, path: str, name: str, network: Network, source: Lo
     loaded = registry.MODELS.load("hub")(HubModelConfig(path=path, dtype=config.model.dtype, attention=config.model.attention), seed=config.run.seed)
     if loaded.tokenizer.get_vocab() != source.tokenizer.get_vocab():
         raise UserError(f"{name} {path}: its tokenizer is another one than the policy's, so it cannot read its samples: choose models of one family")
-    loaded.module.to(network.device)
+    put(loaded.module, network.device)
     other = wrap(loaded)
     mine, theirs = network.head.weight.shape[0], other.head.weight.shape[0]
     if mine != theirs and getattr(config.algorithm, "distillation_mode", "") != "sampled_token":

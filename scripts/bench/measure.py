@@ -8,11 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlexp.launch.pages import LARGE_PAGES
 from scripts.bench import figures
 from scripts.bench.processes import EXACT_MEMORY, BenchError, Record, Side, once
 from scripts.bench.workloads import FIGURES, LOGITS, SCALING, SCALING_BATCH, SHARE_GOAL, WORKLOADS, Workload
 
 RLEXP, TRL = "scripts.bench.side_rlexp:main", "scripts.bench.side_trl:main"
+AS_STARTED = {LARGE_PAGES: "1"}
+"""what the program sets for itself before it trains, and the measured process skips"""
 LEAST_PAIRS = 3
 SECONDS = 840.0
 """of a whole workload: no further pair is begun that would end later"""
@@ -47,7 +50,8 @@ class Bench:
         """An rlexp process, with its model loaded."""
         scratch = self.scratch / f"{workload.name}_{name}"
         scratch.mkdir(parents=True, exist_ok=True)
-        return _loaded(Side(name, RLEXP, scratch / "out.log", workload, inputs, scratch, self.extra, record))
+        process = Side(name, RLEXP, scratch / "out.log", workload, inputs, scratch, self.extra, record, environment=AS_STARTED)
+        return _loaded(process)
 
     def trl(self, workload: Workload, inputs: Path, batch: int, compare: bool) -> Side:
         """A TRL process, with its model loaded; it reads what rlexp recorded."""

@@ -37,6 +37,8 @@ def overrides(workload: Workload, inputs: Path) -> list[str]:
         *(f"optimizer.learning_rate={RATE}", "optimizer.schedule=constant", f"trainer.max_steps={STEPS}", f"trainer.threads={THREADS}"),
         *("evaluation=none", "checkpoint=none"),
     ]
+    if workload.row_tokens is not None:
+        given.append(f"trainer.tokens_per_microbatch={workload.row_tokens}")
     return [*given, "peft=lora", f"peft.path={inputs}/adapter"] if workload.lora_rank else given
 
 

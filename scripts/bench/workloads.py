@@ -45,6 +45,8 @@ class Workload:
     iterations: int = 1
     """passes over a batch"""
     lora_rank: int = 0
+    row_tokens: int | None = None
+    """trainer.tokens_per_microbatch of rlexp; None: its default"""
     pairs: int = 7
     """rounds of A B that are counted, after one that is not"""
     full_trials: bool = True
@@ -92,6 +94,7 @@ W4 = Workload(
     generations=8,
     max_new=96,
     model="smollm2_135m",
+    row_tokens=1024,
     pairs=3,
     full_trials=False,
     goals={"update": 2.5, "generation": 1.3, "step": 1.7, "memory": 0.8},

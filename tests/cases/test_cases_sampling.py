@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import processors
+from user_cases import one_bos
 
 BACKENDS = ["native", "transformers"]
 DIGITS = "def score(completions):\n    return [float(sum(c.isdigit() for c in completion)) for completion in completions]\n"
@@ -56,10 +56,4 @@ def test_a_model_folder_smuggles_in_no_sampling_settings(generator: str, case, l
 @pytest.mark.cases("S21")
 @pytest.mark.parametrize("generator", BACKENDS)
 def test_exactly_one_bos(generator: str, case, letters_folder) -> None:
-    template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}d{% endif %}"
-    adds = processors.TemplateProcessing(single="a $A", pair="a $A $B", special_tokens=[("a", 1)])
-    folder = letters_folder(eos_ids=[9], eos=9, pad=0, bos=1, chat_template=template, post_processor=adds)
-    case.tasks({"prompt": [{"role": "user", "content": "bc"}]}, {"prompt": "bcd"})
-    case.rewards("def score(completions):\n    return [1.0] * len(completions)\n")
-    overrides = ["model=hub", f"model.path={folder}", "algorithm.num_generations=2", "rollout.prompts_per_batch=2", "rollout.max_completion_length=2"]
-    assert case.train(*overrides, generator=generator).rollouts()["prompt_ids"] == [[1, 2, 3, 4]] * 4
+    one_bos(case, letters_folder, generator)

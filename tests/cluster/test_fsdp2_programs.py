@@ -43,8 +43,9 @@ def test_killed_then_continued_by_one_process_and_by_two_again(cli: Cli) -> None
     assert done.code == 0 and json.loads((cli.run / "evaluation.json").read_text())["metrics"]["step"] == 6, done.err
 
 
-@pytest.mark.rows("GRPO-180")
+@pytest.mark.rows("GRPO-180", "GRPO-181")
 def test_under_torchrun(cli: Cli) -> None:
+    """Where a launcher of the user's own set MASTER_ADDR and MASTER_PORT, they count."""
     arguments = ["--nproc-per-node", "2", "--master-port", "0", "-m", "rlexp.train", *cli.options(*OPTIONS, "strategy=fsdp2", "trainer.max_steps=2")]
     done = cli.programs.run(
         "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *arguments, cwd=cli.folder, env={"RLEXP_OUTPUTS": str(cli.out)}

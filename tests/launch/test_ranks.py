@@ -56,6 +56,22 @@ def test_every_rank_finds_its_place(tmp_path: Path) -> None:
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(3)] == [f"{rank} {rank} 3 3 127.0.0.1" for rank in range(3)]
 
 
+@pytest.mark.rows("GRPO-181")
+def test_runs_side_by_side_meet_on_ports_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that everybody takes (TRL: 12345 unless MASTER_PORT says otherwise) would join the ranks of two runs."""
+    monkeypatch.setenv("MASTER_ADDR", "somewhere.else")
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    met = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        body = "(folder / f'{rank}.txt').write_text(os.environ['MASTER_ADDR'] + ':' + os.environ['MASTER_PORT'])"
+        assert ranks(folder, program(folder, body)) == (0, None)
+        met.append({(folder / f"{rank}.txt").read_text() for rank in range(2)})
+    (one,), (two,) = met
+    assert one != two and {one, two}.isdisjoint({"127.0.0.1:12345", "somewhere.else:12345"})
+
+
 def test_a_rank_that_raises_ends_all_and_is_named(tmp_path: Path) -> None:
     body = "    if rank == 1:\n        time.sleep(0.3)\n        raise ValueError('bad weights')\n    time.sleep(60)"
     started = time.monotonic()

@@ -9,8 +9,11 @@ import pytest
 import torch
 from engine_runs import Setup, started
 from transformers import GenerationConfig
+from user_cases import case, letters_folder
 
 from rlexp.config.vllm import vllm_installed
+
+__all__ = ["case", "letters_folder"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

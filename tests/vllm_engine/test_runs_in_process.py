@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from programs import Programs
+from user_cases import one_bos
 
 from rlexp.config.vllm import vllm_installed
 
@@ -74,3 +75,11 @@ def test_two_processes_with_an_engine_each_and_with_one_that_they_share(programs
         for mine, other in zip(one, two, strict=True):
             assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
             assert mine["num_tokens"] == other["num_tokens"]
+
+
+@pytest.mark.cases("S21")
+@pytest.mark.parametrize("more", [["vllm"], ["vllm_server", "generation.launch=true"]], ids=["process", "server"])
+def test_exactly_one_bos(more: list[str], case, letters_folder) -> None:
+    """What was sampled from is what native samples from (tests/cases/test_cases_sampling.py)."""
+    generation, *options = more
+    one_bos(case, letters_folder, generation, *options)

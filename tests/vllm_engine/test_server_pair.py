@@ -165,10 +165,12 @@ SHORT = [
 ]
 
 
+@pytest.mark.rows("GRPO-195", "ASYNC-056")
 def test_one_and_two_trainer_processes_on_one_server(pair, folder, programs: Programs, tmp_path):
-    """Two processes (gloo) sample and train what one does, on the same server, one run after the other; the run ends with its processes."""
+    """Two processes (gloo) with whole weights, and with parts of them, train what one does, on the same server, one run after the other."""
     before, seen = group_of(pair), []
-    for number, several in enumerate(([], ["strategy=ddp", "cluster.processes_per_node=2"])):
+    two = "cluster.processes_per_node=2"
+    for number, several in enumerate(([], ["strategy=ddp", two], ["strategy=fsdp2", two])):
         where = tmp_path / str(number)
         where.mkdir()
         options = [*SHORT, f"model.path={folder}", f"generation.base_url={pair.fleet.control.urls[0]}", *several]
@@ -177,7 +179,8 @@ def test_one_and_two_trainer_processes_on_one_server(pair, folder, programs: Pro
         lines = [json.loads(line) for line in (where / "r" / "metrics.jsonl").read_text().splitlines()]
         seen.append([line for line in lines if line["split"] == "train"])
         assert all(line["sampling/sampling_logp_difference/max"] < 1e-4 for line in seen[-1])
-    for mine, other in zip(*seen, strict=True):
-        assert mine["reward"] == other["reward"] and mine["num_tokens"] == other["num_tokens"]
-        assert mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    for mine, *others in zip(*seen, strict=True):
+        for other in others:
+            assert mine["reward"] == other["reward"] and mine["num_tokens"] == other["num_tokens"]
+            assert mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
     assert all(map(alive, before)), "the server is not theirs to end"

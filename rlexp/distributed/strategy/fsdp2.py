@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rlexp.config.errors import UserError
 from rlexp.config.strategy import FSDP2StrategyConfig, StrategyConfig
 from rlexp.distributed.shards import own_part
+from rlexp.distributed.skeleton import any_skeleton, fill, skeletons
 from rlexp.distributed.strategy.lockstep import Lockstep
 from rlexp.distributed.strategy.ranks import RanksStrategy
 
@@ -40,6 +41,10 @@ class FSDP2Strategy(RanksStrategy):
         """Models are loaded on the CPU: a layer goes to its device just before it is cut."""
         return torch.device("cpu")
 
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 alone reads weights; the others get them when a layer is cut, so that one whole copy exists, however many ranks there are."""
+        return contextlib.nullcontext() if self.collectives.rank == 0 else skeletons()
+
     def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The network itself, cut into parts; its parameters are DTensors from now on."""
         autocast = getattr(network, "autocast", None)
@@ -58,8 +63,13 @@ class FSDP2Strategy(RanksStrategy):
         """Cut a network into parts, in place."""
         layers = MixedPrecisionPolicy(param_dtype=getattr(network, "autocast", None), reduce_dtype=_reduced_in(network))
         rest = MixedPrecisionPolicy(reduce_dtype=layers.reduce_dtype, cast_forward_inputs=False)
+        hollow = any_skeleton(network)
         for layer in _layers(network):
+            if hollow:
+                fill(layer, self.device)
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=True, mp_policy=layers)
+        if hollow:
+            fill(network, self.device)
         fully_shard(network, mesh=self.mesh, reshard_after_forward=True, mp_policy=rest)
         for part in _parts(network):
             # the loss is a sum over the terms of all ranks; a plain sum is also the one reduction that gloo knows

@@ -36,6 +36,10 @@ class SingleStrategy:
         """Where a model is put before `wrap` or `place` takes it."""
         return self.device
 
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        """Around loading models, up to `wrap` or `place`."""
+        return contextlib.nullcontext()
+
     def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """What the training forward calls. Before an optimizer is made, since parameters may become others."""
         return network

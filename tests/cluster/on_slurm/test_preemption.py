@@ -15,7 +15,9 @@ from slurm_here import PATIENCE, Slurm, Sweep, until
 from small_runs import Cli
 
 Tell = Callable[[str], None]
-LONG = ["reward.terms.digits.sleep=1.5", "trainer.max_steps=16", "evaluation=none", "checkpoint.steps=4"]
+STEPS = 10
+SAME = [f"trainer.max_steps={STEPS}", "evaluation=none", "checkpoint.steps=4"]
+LONG = ["reward.terms.digits.sleep=1", *SAME]
 """some seconds, most of them asleep in the reward"""
 
 
@@ -23,14 +25,14 @@ LONG = ["reward.terms.digits.sleep=1.5", "trainer.max_steps=16", "evaluation=non
 def whole(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on this machine, uninterrupted."""
     cli = Cli(programs, tmp_path_factory.mktemp("whole"))
-    done = cli.train(*LONG)
+    done = cli.train(*SAME)
     assert done.code == 0, done.err
     return cli.run
 
 
 def assert_same(run: Path, whole: Path) -> None:
     """The same steps, metrics and weights."""
-    assert train_steps(run) == list(range(1, 17))
+    assert train_steps(run) == list(range(1, STEPS + 1))
     assert metrics(run) == metrics(whole) and final_weights(run) == final_weights(whole)
 
 
@@ -84,7 +86,7 @@ def test_kill(slurm: Slurm, tmp_path: Path, whole: Path, tell: Tell) -> None:
     """Nobody could save: the requeued run goes on from its last checkpoint."""
     sweep = Sweep(slurm, tmp_path, *LONG)
     assert sweep.run("cluster.wait=false")[0] == 0
-    run = begun(sweep, 6)
+    run = begun(sweep, 5)
     job = sweep.job()
     os.kill(status(run)["pid"], signal.SIGKILL)
     until(lambda: slurm.state(job) == "FAILED", what=sweep.logs())
