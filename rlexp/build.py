@@ -26,6 +26,7 @@ from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
 from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
+from rlexp.distributed.skeleton import is_skeleton
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import sampling_from
 from rlexp.generation.start import start_generator
@@ -182,7 +183,8 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         log.info("%s", plan_text(planned, data.count))
     with strategy.loading():
         loaded = build_model(config, strategy.load_device)
-    if balance := router_coefficient(loaded.module, config.loss.router_aux_loss_coef):
+    router = None if is_skeleton(loaded.module) else router_coefficient(loaded.module, config.loss.router_aux_loss_coef)  # found by a forward
+    if balance := collectives.gather_objects(router)[0]:
         algorithm.use_router(balance)
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)
     data, longest = fit_data(config, data, renderer, loaded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""read by torch at its first allocation: tensors from 2 MiB on start at a page of that size and ask the kernel for such pages"""
+"""read by torch at its first allocation: tensors from 2 MiB on start at a page, and the kernel is asked for large ones (madvise)"""
 
 
 def use_large_pages() -> None:

@@ -92,12 +92,21 @@ def test_rank_0_alone_reads_weights(programs: Programs, tmp_path: Path) -> None:
 def test_runs_whose_copies_and_other_models_come_from_rank_0_too(programs: Programs, tmp_path: Path) -> None:
     """A reference, an averaged teacher, a teacher of its own, a head in float32, weights drawn at random: as one process trains."""
     policy, teacher = saved_model(tmp_path / "policy"), saved_model(tmp_path / "teacher", seed=1)
-    few = [*BASE, "model=hub", f"model.path={policy}", "model.dtype=float32", "trainer.max_steps=3", "optimizer=sgd", "optimizer.learning_rate=0.05"]
+    few = [
+        *BASE,
+        "trainer.tokens_per_microbatch=200",
+        "model=hub",
+        f"model.path={policy}",
+        "model.dtype=float32",
+        "trainer.max_steps=3",
+        "optimizer=sgd",
+        "optimizer.learning_rate=0.05",
+    ]
     sdpo = ["algorithm=sdpo", "algorithm.success_reward_threshold=0.25", "algorithm.distillation_weight=0.5", "algorithm.teacher_update_rate=0.3"]
     kinds = {
         "reference": ["algorithm.beta=0.1"],
         "averaged": sdpo,
-        "other": [*sdpo[:-1], f"algorithm.teacher_path={teacher}"],
+        "other": [*sdpo[:-1], "algorithm.teacher_model_kind=model", f"algorithm.teacher_path={teacher}"],
         "float32 head": ["model.cast_lm_head_to_fp32=true", "algorithm.beta=0.1"],
         "random": ["model.random_weights=true"],
         "adapter": ["peft=lora", "peft.r=2", "optimizer.learning_rate=0.5"],

@@ -1,4 +1,4 @@
-"""Large tensors of a run start at large pages, which the kernel can then give."""
+"""Large tensors of a run start at a page, as those do for which torch asks the kernel for large pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ALIGNED = """
 import torch
 
 def score(completions):
-    return [float(all(torch.empty(3 * 2**20).data_ptr() % 2**21 == 0 for _ in range(8)))] * len(completions)
+    large = [torch.empty(3 * 2**20) for _ in range(8)]
+    return [float(all(tensor.data_ptr() % 4096 == 0 for tensor in large))] * len(completions)
 """
 
 
