@@ -1,4 +1,5 @@
-"""What a weight sync costs beside the step it belongs to, in real runs of a pretrained model with 135 million parameters.
+"""What a weight sync costs beside the step it belongs to, in real runs of a pretrained model with 135 million parameters
+and completions of up to 96 tokens.
 
     python scripts/sync_cost.py                          generation=vllm, then a server that the run starts; a few steps each
     python scripts/sync_cost.py --steps 8 peft=lora      more steps, and overrides of the runs
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 LIMIT = 0.03
-RUN = ("experiment=smollm2_arithmetic", "evaluation=none", "checkpoint=none", "tracker=none", "run.name=cost")
+RUN = ("experiment=smollm2_arithmetic", "rollout.max_completion_length=96", "evaluation=none", "checkpoint=none", "tracker=none", "run.name=cost")
 SAMPLERS = {"vllm": ("generation=vllm",), "vllm_server": ("generation=vllm_server", "generation.launch=true")}
 
 

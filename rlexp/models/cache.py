@@ -36,17 +36,28 @@ def cached(name: str, recipe: Mapping[str, Any], make: Callable[[Path], None]) -
     """
     folder = place(name, recipe)
     root = folder.parent
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
         with open(root / f"{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.is_dir():
+            if not _is_whole(folder):
                 _make(folder, make)
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise UserError(f"the model cache {root} cannot be written ({error}): set the environment variable RLEXP_CACHE to a folder of yours") from error
     return folder
+
+
+def write_model(module: Any, tokenizer: Any, folder: Path) -> None:
+    """Model and tokenizer, as transformers writes them, also in a process that is not rank 0 of a run: `save_pretrained` would leave the model out."""
+    module.should_save_on_this_rank = lambda is_main_process: is_main_process
+    module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
@@ -55,7 +66,10 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         make(work)
+        if not _is_whole(work):
+            raise RuntimeError(f"no model was written into {work}")
         work.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)  # one without a model
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import SmolLM2ModelConfig
-from rlexp.models.cache import cached, place
+from rlexp.models.cache import cached, place, write_model
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 
@@ -112,5 +112,4 @@ def convert(file: Path, folder: Path) -> None:
     fresh.load_state_dict(read.state_dict(), assign=True)
     fresh.tie_weights()
     fresh.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id)
-    fresh.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_model(fresh, tokenizer, folder)

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rlexp.config.errors import UserError
 from rlexp.config.model import TinyModelConfig
-from rlexp.models.cache import cached
+from rlexp.models.cache import cached, write_model
 from rlexp.models.hub import load_folder
 from rlexp.models.loaded import LoadedModel
 from rlexp.models.tokenizer import character_tokenizer
@@ -93,8 +93,7 @@ def make(config: TinyModelConfig, folder: Path, beside: Beside | None = None) ->
         finally:
             torch.set_num_threads(threads)
         log.info("made the tiny model: %d steps in %.0f s, accuracy %.2f on problems it has not seen", steps, time.monotonic() - started, accuracy)
-    module.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_model(module, tokenizer, folder)
 
 
 def architecture(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:

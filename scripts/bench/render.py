@@ -85,6 +85,7 @@ def section(name: str, result: dict[str, Any]) -> list[str]:
     what = f"{workload.prompts} prompts of {tokens} tokens, {workload.generations} completions each of at most {workload.max_new} tokens"
     extra = [f"beta {workload.beta}" if workload.beta else "", f"{workload.iterations} passes" if workload.iterations > 1 else ""]
     extra += [f"LoRA of rank {workload.lora_rank}" if workload.lora_rank else ""]
+    extra += [f"rlexp forwards at most {workload.row_tokens} tokens at once" if workload.row_tokens else ""]
     facts = [f"{model['parameters']:,} parameters", what, *filter(None, extra)]
     lines = [f"## {name}: {workload.title}", "", f"{', '.join(facts)}.", ""]
     lines += ["| figure | rlexp | TRL | ratio | range | goal | |", "|---|---|---|---|---|---|---|"]
@@ -156,6 +157,7 @@ def scaling_section(result: dict[str, Any]) -> list[str]:
     base = result["base"]
     text = f"One size grows, the others stay at {base['prompts']} prompts of {base['prompt_tokens']} tokens, 8 generations, {base['max_new']} new tokens, "
     text += f"vocabulary {base['vocabulary']:,}. TRL's per-device batch is {result['trl_batch']}. "
+    text += "rlexp forwards up to 8,192 tokens at once (the default of trainer.tokens_per_microbatch), which is what its memory at many generations is. "
     text += "The network is W1's, with hidden size 64 where the vocabulary grows."
     lines = ["## Scaling", "", text, "", "| | step rlexp | step TRL | ratio | memory rlexp | memory TRL | ratio |", "|---|---|---|---|---|---|---|"]
     names = {"generations": "generations", "vocabulary": "vocabulary", "max_new": "longest completion"}

@@ -17,7 +17,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.model import TinyModelConfig
 from rlexp.data import addition
 from rlexp.models import tiny
-from rlexp.models.cache import cache_root, cached
+from rlexp.models.cache import cache_root, cached, place
 from rlexp.models.tokenizer import CHARACTERS, ROLES, SPECIAL, character_tokenizer
 from rlexp.records.addition import addition_problem, careless_answer, held_out_operands
 
@@ -138,8 +138,8 @@ def test_two_at_once_make_a_cached_folder_once(cache):
     def make(folder: Path) -> None:
         made.append(folder)
         (folder / "part").write_text("1")
-        assert not list(cache.glob("thing-*/whole")), "visible before it is complete"
-        (folder / "whole").write_text("2")
+        assert not place("thing", {"a": 1}).exists() or len(made) > 1, "visible before it is complete"
+        (folder / "config.json").write_text("2")
 
     def want() -> None:
         inside.wait()
@@ -152,8 +152,8 @@ def test_two_at_once_make_a_cached_folder_once(cache):
         thread.join()
     assert len(made) == 1
     assert folders[0] == folders[1]
-    assert (folders[0] / "whole").read_text() == "2"
-    assert cached("thing", {"a": 2}, lambda folder: None) != folders[0]
+    assert (folders[0] / "config.json").read_text() == "2"
+    assert cached("thing", {"a": 2}, make) != folders[0]
 
 
 def test_a_maker_that_dies_leaves_nothing_and_the_next_one_starts_anew(cache):
@@ -167,7 +167,7 @@ def test_a_maker_that_dies_leaves_nothing_and_the_next_one_starts_anew(cache):
     (lock,) = cache.glob("*.lock")
     killed = lock.with_suffix(".half")
     killed.mkdir()
-    assert (cached("thing", {}, lambda folder: (folder / "ok").touch()) / "ok").exists()
+    assert (cached("thing", {}, lambda folder: (folder / "config.json").touch()) / "config.json").exists()
     assert not killed.exists()
 
 

@@ -17,7 +17,7 @@ from small_runs import Cli
 Tell = Callable[[str], None]
 STEPS = 10
 SAME = [f"trainer.max_steps={STEPS}", "evaluation=none", "checkpoint.steps=4"]
-LONG = ["reward.terms.digits.sleep=1", *SAME]
+LONG = ["reward.terms.digits.sleep=0.6", *SAME]
 """some seconds, most of them asleep in the reward"""
 
 
@@ -122,13 +122,13 @@ def score(completions):
 def test_a_save_that_fails_is_requeued_all_the_same(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(FULL)
     reward = ["reward=[custom]", "reward.terms.custom.path=my_rewards.py:score"]
-    sweep = Sweep(slurm, tmp_path, *reward, "trainer.max_steps=14", "evaluation=none", "checkpoint.steps=2").start()
+    sweep = Sweep(slurm, tmp_path, *reward, "trainer.max_steps=10", "evaluation=none", "checkpoint.steps=2").start()
     run = begun(sweep)
     slurm.ask("scancel", "--signal=USR2", sweep.job())
     code, out, err = sweep.wait()
     assert code == 0 and out.endswith("\n1 finished, 0 failed\n"), out + err + sweep.logs()
     assert (tmp_path / "broken").exists() and "no space left on the disk" in (run / "train.log").read_text()
-    assert train_steps(run) == list(range(1, 15))
+    assert train_steps(run) == list(range(1, 11))
 
 
 @pytest.mark.slow  # Slurm's time limits are whole minutes
