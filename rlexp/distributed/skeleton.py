@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,11 +39,54 @@ def is_skeleton(module: nn.Module) -> bool:
     return first is not None and first.device == META
 
 
-def any_skeleton(module: nn.Module) -> bool:
-    """Whether a rank has a skeleton of this module. An exchange: every rank must call it."""
-    found = torch.tensor(float(is_skeleton(module)))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found)
+@dataclass(frozen=True)
+class Place:
+    """A parameter or buffer of a network. first: number of the first place with the same tensor, which is another one where weights are tied."""
+
+    name: str
+    first: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trained: bool
+
+
+def places(module: nn.Module) -> list[Place]:
+    """All of them, in an order that depends on the modules alone."""
+    found: list[Place] = []
+    firsts: dict[int, int] = {}
+    for name, table, key in _tensors(module):
+        tensor = table[key]
+        first = firsts.setdefault(id(tensor), len(found))
+        found.append(Place(name, first, tuple(tensor.shape), tensor.dtype, tensor.requires_grad))
+    return found
+
+
+def conform(module: nn.Module, wanted: Sequence[Place]) -> None:
+    """Make a skeleton have the shapes, dtypes and ties that rank 0 has: those of weights that were read can be others than the config says.
+
+    Raises RuntimeError when the modules themselves differ.
+    """
+    own = list(_tensors(module))
+    if [name for name, _, _ in own] != [place.name for place in wanted]:
+        raise RuntimeError("rank 0 has a network of other parts than this rank: do all ranks see the same files and versions?")
+    made: list[Tensor] = []
+    for (_, table, key), place in zip(own, wanted, strict=True):
+        if place.first < len(made):
+            made.append(made[place.first])
+        else:
+            empty = torch.empty(place.shape, dtype=place.dtype, device=META)
+            made.append(nn.Parameter(empty, requires_grad=place.trained) if isinstance(table[key], nn.Parameter) else empty)
+        made[-1].__dict__.update(table[key].__dict__)
+        table[key] = made[-1]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(whole name, the dict that holds it, its key there) of each parameter and buffer, tied ones at each of their places."""
+    for path, part in module.named_modules():
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    yield f"{path}.{key}", table, key
 
 
 def put(module: nn.Module, device: torch.device) -> None:
@@ -58,13 +102,12 @@ def fill(module: nn.Module, device: torch.device) -> None:
     device: where the numbers go.
     """
     done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor itself, so that its id stays its own
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and not is_sharded(tensor):
-                    if id(tensor) not in done:
-                        done[id(tensor)] = (tensor, _filled(tensor, device))
-                    table[name] = done[id(tensor)][1]
+    for _, table, key in _tensors(module):
+        tensor = table[key]
+        if not is_sharded(tensor):
+            if id(tensor) not in done:
+                done[id(tensor)] = (tensor, _filled(tensor, device))
+            table[key] = done[id(tensor)][1]
 
 
 def _filled(tensor: Any, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from rlexp.config.saved import load_config
 from rlexp.launch.failure import failure_of
 from rlexp.launch.folder import RunFolder
 from rlexp.launch.log import logging_to
+from rlexp.launch.pages import use_large_pages
 from rlexp.launch.ranks import write_failure
 from rlexp.launch.signals import handling, shield_children, shielded
 from rlexp.launch.watch import follow_parent
@@ -36,6 +37,7 @@ def guarded_rank(folder: RunFolder, rank: int, work: Callable[[], int]) -> int:
 
 def main() -> None:
     """Run the rank that the environment names."""
+    use_large_pages()  # also on the further nodes of a job
     follow_parent(lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
     if shielded():
         shield_children()

@@ -24,7 +24,8 @@ from rlexp.distributed.strategy.fsdp2 import FSDP2Strategy
 from rlexp.models.network import Network
 
 CPU = torch.device("cpu")
-KINDS: dict[str, dict[str, Any]] = {"plain": {}, "tied": {"tied": True}, "experts": {"kind": "qwen3_moe"}, "adapter": {}}
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "tied": {"tied": True}, "untied": {}, "experts": {"kind": "qwen3_moe"}, "adapter": {}, "kept wide": {}}
+"""untied: the config ties the head and the file has another one. kept wide: rank 0's library keeps some frozen weights in float32"""
 
 
 def saved_model(folder: Path, **options: Any) -> Path:
@@ -54,13 +55,15 @@ def on_ranks(folder: str) -> None:
     strategy = FSDP2Strategy(FSDP2StrategyConfig(timeout=60))
     first = strategy.collectives.rank == 0
     for kind in KINDS:
-        peft = LoraConfig(r=2) if kind == "adapter" else None
-        config = default_with(model=HubModelConfig(path=str(Path(folder) / kind), dtype="float32"), **({"peft": peft} if peft else {}))
+        dtype = "bfloat16" if kind == "kept wide" else "float32"
+        peft = {"peft": LoraConfig(r=2)} if kind in ("adapter", "kept wide") else {}
+        config = default_with(model=HubModelConfig(path=str(Path(folder) / kind), dtype=dtype), **peft)
         plain = build_model(config, CPU)
         with strategy.loading():
             loaded = build_model(config, strategy.load_device)
+        for module in [plain.module, *([loaded.module] if first else [])] if kind == "kept wide" else []:
+            module.get_submodule("base_model.model.model.norm").float()
         assert skeleton.is_skeleton(loaded.module) == (not first)
-        assert {name for name, _ in loaded.module.named_parameters()} == {name for name, _ in plain.module.named_parameters()}
         network = Network(loaded, device=CPU)
         with patch("rlexp.distributed.strategy.fsdp2.fill", Counting(network)) as counting:
             strategy.wrap(network)
@@ -69,7 +72,7 @@ def on_ranks(folder: str) -> None:
         assert all(map(is_sharded, network.parameters()))
         expected = plain.module.state_dict()
         for name, value in loaded.module.state_dict().items():
-            assert torch.equal(whole(value), expected[name]), (kind, name)
+            assert value.dtype == expected[name].dtype and torch.equal(whole(value), expected[name]), (kind, name)
         for (name, buffer), (_, other) in zip(loaded.module.named_buffers(), plain.module.named_buffers(), strict=True):
             assert torch.equal(buffer, other), (kind, name)
         assert [value.requires_grad for value in loaded.module.parameters()] == [value.requires_grad for value in plain.module.parameters()]
@@ -85,6 +88,8 @@ def _layers(module: torch.nn.Module) -> str:
 def test_rank_0_alone_reads_weights(programs: Programs, tmp_path: Path) -> None:
     for kind, options in KINDS.items():
         saved_model(tmp_path / kind, **options)
+    config = tmp_path / "untied" / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
     in_worlds(programs, tmp_path / "jobs", {"world": 2, "call": "cluster.test_fsdp2_loading:on_ranks", "arguments": [str(tmp_path)]})
 
 
@@ -120,8 +125,8 @@ def test_runs_whose_copies_and_other_models_come_from_rank_0_too(programs: Progr
         assert difference(tmp_path / name / "one", tmp_path / name / "two") < 1e-5, name
 
 
-def test_a_folder_without_weights_is_one_message(programs: Programs, tmp_path: Path) -> None:
-    """Rank 0 says it; a skeleton has nothing to complain about."""
+def test_a_skeleton_misses_no_weights(tmp_path: Path) -> None:
+    """Who reads them says that there are none."""
     folder = saved_model(tmp_path / "bare")
     (folder / "model.safetensors").unlink()
     config = default_with(model=HubModelConfig(path=str(folder), dtype="float32"))

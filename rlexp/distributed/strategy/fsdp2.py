@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rlexp.config.errors import UserError
 from rlexp.config.strategy import FSDP2StrategyConfig, StrategyConfig
 from rlexp.distributed.shards import own_part
-from rlexp.distributed.skeleton import any_skeleton, fill, skeletons
+from rlexp.distributed.skeleton import conform, fill, is_skeleton, places, skeletons
 from rlexp.distributed.strategy.lockstep import Lockstep
 from rlexp.distributed.strategy.ranks import RanksStrategy
 
@@ -47,8 +47,8 @@ class FSDP2Strategy(RanksStrategy):
 
     def wrap(self, network: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The network itself, cut into parts; its parameters are DTensors from now on."""
-        autocast = getattr(network, "autocast", None)
-        if autocast is not None:
+        hollow = self._agree(network)
+        if getattr(network, "autocast", None) is not None:
             for parameter in network.parameters():
                 if parameter.requires_grad:
                     parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
@@ -56,14 +56,24 @@ class FSDP2Strategy(RanksStrategy):
         if len(dtypes) > 1:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise UserError(f"strategy=fsdp2 trains weights of one dtype, and there are {names}: set model.dtype=float32, or trainer.precision=bf16")
-        self.place(network)
+        self._cut(network, hollow)
         return network
 
     def place(self, network: nn.Module) -> None:
         """Cut a network into parts, in place."""
+        self._cut(network, self._agree(network))
+
+    def _agree(self, network: nn.Module) -> bool:
+        """Whether a rank has a skeleton of this network, so that all get rank 0's numbers. Skeletons then have its shapes, dtypes and ties."""
+        told = self.collectives.gather_objects((is_skeleton(network), places(network) if self.collectives.rank == 0 else None))
+        hollow = any(skeleton for skeleton, _ in told)
+        if hollow and self.collectives.rank != 0:
+            conform(network, told[0][1])
+        return hollow
+
+    def _cut(self, network: nn.Module, hollow: bool) -> None:
         layers = MixedPrecisionPolicy(param_dtype=getattr(network, "autocast", None), reduce_dtype=_reduced_in(network))
         rest = MixedPrecisionPolicy(reduce_dtype=layers.reduce_dtype, cast_forward_inputs=False)
-        hollow = any_skeleton(network)
         for layer in _layers(network):
             if hollow:
                 fill(layer, self.device)

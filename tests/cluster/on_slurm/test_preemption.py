@@ -65,7 +65,7 @@ def test_usr2(slurm: Slurm, tmp_path: Path, whole: Path, tell: Tell) -> None:
 
 def test_term_by_preemption(slurm: Slurm, tmp_path: Path, whole: Path, tell: Tell) -> None:
     """Jobs of a partition with precedence take the nodes. submitit ignores SIGTERM; the run does not, and Slurm requeues it by itself."""
-    sweep = Sweep(slurm, tmp_path, *LONG, "checkpoint.steps=1000").start()
+    sweep = Sweep(slurm, tmp_path, *LONG, "checkpoint.steps=1000", "reward.terms.digits.sleep=1.5").start()  # time for the nodes to be taken
     run = begun(sweep)
     first = len(train_steps(run))
     urgent = subprocess.Popen(
