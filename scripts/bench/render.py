@@ -33,7 +33,9 @@ rlexp and TRL (`trl==1.16.0`) take turns in one run, a batch each (A B A B ...),
 first batch of each is not counted. Both load the same weights, read the same prompts in the same order, sample as many completions, learn from all of
 them with the same cheap reward, and step AdamW once for each pass. A list of EOS ids is sized so that completions are about
 {MEAN_SHARE} of the allowed length on average. rlexp runs its own training loop as `python -m rlexp.train` does, TRL its own `GRPOTrainer`, without gradient
-checkpointing and dropout, with the fastest per-device batch of {", ".join(map(str, TRL_BATCHES))}. Before anything is timed both sides compute the gradient
+checkpointing and dropout, with the fastest per-device batch of {", ".join(map(str, TRL_BATCHES))}. Those batches are often
+within a few percent of each other in time and far apart in memory, so the memory of TRL depends on which one was fastest. rlexp asks for large pages
+of memory, as its program does (W1 to W3 and W5 were measured before it did). Before anything is timed both sides compute the gradient
 of the same rollouts; a run in which they differ is refused.
 
 - **update**: from the last reward to the end of the last optimizer step of the batch, passes for old and reference log-probs included.
