@@ -117,7 +117,7 @@ def one_bos(case: Case, letters_folder: Callable[..., Path], generator: str, *ov
     """Case S21: the tokenizer adds a BOS and so does the chat template; a conversation's and a plain prompt's ids hold it once."""
     template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}d{% endif %}"
     adds = processors.TemplateProcessing(single="a $A", pair="a $A $B", special_tokens=[("a", 1)])
-    folder = letters_folder(eos_ids=[9], eos=9, pad=0, bos=1, chat_template=template, post_processor=adds)
+    folder = letters_folder(eos_ids=[9], eos=9, pad=0, bos=1, hidden=64, chat_template=template, post_processor=adds)
     case.tasks({"prompt": [{"role": "user", "content": "bc"}]}, {"prompt": "bcd"})
     case.rewards("def score(completions):\n    return [1.0] * len(completions)\n")
     small = ["algorithm.num_generations=2", "rollout.prompts_per_batch=2", "rollout.max_completion_length=2"]
@@ -154,6 +154,7 @@ def letters_folder(tmp_path: Path) -> Callable[..., Path]:
         pad: int,
         bos: int | None = None,
         letters: str = "pabcdefghi",
+        hidden: int = 16,
         uniform: bool = False,
         chat_template: str | None = None,
         post_processor: Any = None,
@@ -161,7 +162,7 @@ def letters_folder(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         """eos_ids, generation: of generation_config.json. eos, pad, bos: of the tokenizer. uniform: every next token is equally likely."""
         folder = tmp_path / f"letters-{'-'.join(map(str, [*eos_ids, eos, pad]))}"
-        loaded = tiny_model(vocab=len(letters), hidden=16, layers=1, dtype=torch.float32)
+        loaded = tiny_model(vocab=len(letters), hidden=hidden, layers=1, dtype=torch.float32)
         if uniform:
             torch.nn.init.zeros_(loaded.module.lm_head.weight)
         loaded.module.config.eos_token_id, loaded.module.config.pad_token_id = eos, pad
