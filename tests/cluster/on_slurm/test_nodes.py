@@ -53,6 +53,7 @@ def test_a_rank_of_the_second_node_dies(slurm: Slurm, tmp_path: Path) -> None:
     until(lambda: not slurm.leftovers(), 30, str(slurm.leftovers()))
 
 
+@pytest.mark.slow  # most of its forty seconds Python starts on two cores, twice
 def test_two_nodes_are_preempted_and_go_on(slurm: Slurm, tmp_path: Path) -> None:
     sweep = Sweep(slurm, tmp_path, "reward.terms.digits.sleep=0.2", "trainer.max_steps=12", "evaluation=none", *TWO_BY_TWO).start()
     until(lambda: sweep.steps() >= 2, what=sweep.logs())

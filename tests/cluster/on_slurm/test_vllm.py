@@ -64,6 +64,7 @@ def test_a_server_that_dies_ends_the_run(slurm: Slurm, tmp_path: Path) -> None:
     until(lambda: not slurm.leftovers(), ENDS, str(slurm.leftovers()))
 
 
+@pytest.mark.slow  # most of its forty seconds Python starts on two cores, twice
 def test_preempted_and_served_again(slurm: Slurm, tmp_path: Path) -> None:
     sweep = with_stub(slurm, tmp_path, "trainer.max_steps=16", "reward.terms.digits.sleep=0.6").start()
     until(lambda: sweep.steps() >= 2, what=sweep.logs())
