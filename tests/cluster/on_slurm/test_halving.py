@@ -13,6 +13,7 @@ from slurm_here import Slurm, Sweep
 Tell = Callable[[str], None]
 
 
+@pytest.mark.slow  # half a minute; tests/launch/test_halving.py has the same with jobs of this machine
 @pytest.mark.rows("GRPO-280")
 def test_each_rung_is_an_array(slurm: Slurm, tmp_path: Path, tell: Tell) -> None:
     halving = ("sweep=halving", "sweep.metric=reward", "evaluation.steps=1", "trainer.max_steps=4", "optimizer.learning_rate=0.05,0.0")
