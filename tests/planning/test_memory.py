@@ -21,11 +21,20 @@ from rlexp.models import smollm2
 from rlexp.models.skeleton import architecture_of, tokenizer_of
 from rlexp.planning import memory as memory_module
 from rlexp.planning.memory import GENERATION, OPTIMIZER, UPDATE, plan_memory
+from rlexp.planning.text import table_text
 from rlexp.records.request import Request
 
 MIB = 2**20
 PARAMETERS = 103 * 192 * 2 + 2 * (4 * 192 * 192 + 3 * 192 * 576 + 2 * 192 + 2 * 32) + 192
 """of the tiny model: embeddings and head, two layers, last norm"""
+
+
+def test_copies_are_cut_too_and_whole_while_they_are_loaded() -> None:
+    """Network and reference: each rank holds its half of both; rank 0 held both whole."""
+    memory = planned("strategy=fsdp2", "cluster.processes_per_node=2", "algorithm.beta=0.1")
+    assert sizes(memory)["companions"] == 4 * PARAMETERS // 2
+    assert memory.loaded == 2 * 4 * PARAMETERS and "rank 0 alone holds whole models" in table_text(memory)
+    assert planned("algorithm.beta=0.1").loaded == 0
 
 
 def test_weights_and_optimizer() -> None:
