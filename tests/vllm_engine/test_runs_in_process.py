@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,15 +69,26 @@ def test_an_adapter_several_steps_a_batch_cut_sampling_and_a_stop(programs, tmp_
 
 @pytest.mark.rows("GRPO-198")
 def test_two_processes_with_an_engine_each_and_with_one_that_they_share(programs, tmp_path):
-    """They sample what one process samples, and end together."""
+    """They sample what one process samples, and end together. Another run beside has shared memory of its own, and nothing of it is left."""
     options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
     one = steps(train(programs, tmp_path / "one", *options))
-    for share in (1, 2):
-        both = [f"generation.tensor_parallel_size={share}", "strategy=ddp", "cluster.processes_per_node=2"]
-        two = steps(train(programs, tmp_path / f"two_{share}", *options, *both))
+    both = [*options, "strategy=ddp", "cluster.processes_per_node=2"]
+    runs = [steps(train(programs, tmp_path / "apart", *both))]
+    both.append("generation.tensor_parallel_size=2")
+    command = [sys.executable, "-m", "rlexp.train", *DEFAULT, *both]
+    before = segments()
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RLEXP_OUTPUTS": str(tmp_path), "OMP_NUM_THREADS": "1"}) as beside:
+        runs.append(steps(train(programs, tmp_path / "shared", *both)))
+    assert beside.returncode == 0 and segments() == before
+    for two in runs:
         for mine, other in zip(one, two, strict=True):
             assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
             assert mine["num_tokens"] == other["num_tokens"]
+
+
+def segments() -> set[Path]:
+    """The shared memory of vLLM's CPU engines on this machine, by name."""
+    return set(Path("/dev/shm").glob("*-cpushm_*"))
 
 
 @pytest.mark.cases("S21")

@@ -158,6 +158,8 @@ class VLLMGenerator(ModelGenerator):
         }
         if trainer.world > 1:  # the engine joins the trainer's processes, and takes the device of its own
             arguments |= {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": self.ranks_per_engine}
+            if self.on_cpu:
+                arguments["worker_cls"] = "rlexp.generation.vllm.shared_worker.SharedWorker"
         if self.on_cpu:
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": self.config.cpu_cache_gib * 2**30} | whole_prompts(self.context)
         else:
