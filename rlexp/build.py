@@ -26,7 +26,7 @@ from rlexp.config.run import RunConfig
 from rlexp.config.saved import load_changed, load_config
 from rlexp.data.overlong import fit_prompts
 from rlexp.data.tasks import TaskData, TaskOrder, seed_of
-from rlexp.distributed.skeleton import is_skeleton
+from rlexp.distributed.skeleton import is_skeleton, put
 from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.generation.base import sampling_from
 from rlexp.generation.start import start_generator
@@ -123,11 +123,21 @@ def check_rows(config: RunConfig, longest: int, loaded: LoadedModel, algorithm: 
         )
 
 
-def build_rewards(config: RunConfig, data: TaskData) -> RewardRunner:
-    """The reward terms, checked against the columns of the tasks."""
-    rewards = RewardRunner(config.reward, rollout=config.rollout)
+def build_rewards(config: RunConfig, data: TaskData, strategy: SingleStrategy) -> RewardRunner:
+    """The reward terms, checked against the columns of the tasks; models among them are spread over the ranks."""
+    with strategy.loading():
+        rewards = RewardRunner(config.reward, rollout=config.rollout)
     rewards.check_columns(set(data.columns or ()))
+    spread_rewards(rewards, strategy)
     return rewards
+
+
+def spread_rewards(rewards: RewardRunner, strategy: SingleStrategy) -> None:
+    """Give each rank its part of the models that score, or the whole, on its device."""
+    for model in rewards.models:
+        put(model.module, strategy.load_device)
+        strategy.place(model.module)
+        model.in_parts = strategy.sharded
 
 
 def build_player(
@@ -161,7 +171,7 @@ def build_player(
         agent_loop=algorithm.agent_loop,
         prompt_limit=data.prompt_limit,
         sync=sync,
-        sampling=(lambda: strategy.sampling(list(networks.values()))) if sync is None else None,
+        sampling=lambda: strategy.sampling(list(networks.values()) if sync is None else [], [model.module for model in rewards.models]),
     )
 
 
@@ -172,7 +182,7 @@ def build(config: RunConfig, folder: RunFolder, strategy: SingleStrategy) -> tup
         checkpoint.resolve(config.run.start_from)
     algorithm = build_algorithm(config)
     data = build_data(config)
-    rewards = build_rewards(config, data)
+    rewards = build_rewards(config, data, strategy)
     steps = schedule(config, data.count).steps
     if steps is None:
         raise UserError("trainer.max_steps is not set, and the number of tasks of a stream is unknown: set trainer.max_steps")
@@ -290,7 +300,7 @@ def evaluate_run(folder: Path, name: str | None, overrides: Sequence[str]) -> di
         raise UserError("there are no held-out tasks: set data.eval_size to their number, e.g. data.eval_size=64")
     if config.data != own.data:
         warn_of_seen_tasks(own, data)
-    rewards, algorithm = build_rewards(config, data), build_algorithm(config)
+    rewards, algorithm = build_rewards(config, data, strategy), build_algorithm(config)
     policies = trained_policies(config, algorithm, folder, path, strategy.device)
     loaded = next(iter(policies.values()))
     renderer = Renderer(loaded.tokenizer, config.generation.chat_template_kwargs, config.data.system_prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -14,6 +15,7 @@ from transformers import (
     OlmoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -90,3 +92,17 @@ def four_tokens(loaded: LoadedModel) -> None:
     head[:] = -60.0 / head.shape[1]
     for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
         head[token] = math.log(probability) / head.shape[1]
+
+
+def classifier_folder(path: Path, layers: int = 1) -> Path:
+    """Save a random reward model of one label with the character tokenizer there."""
+    tokenizer = character_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1, head_dim=8
+    )
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3ForSequenceClassification(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from rlexp.config.generation import ContinuousBatchingGenerationConfig, NativeGenerationConfig
 from rlexp.config.model import LoraConfig
+from rlexp.config.reward import ModelRewardConfig
 from rlexp.config.run import RunConfig
 from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, ShardedStrategyConfig
-from rlexp.config.vllm import EngineGenerationConfig
+from rlexp.config.vllm import EngineGenerationConfig, VLLMGenerationConfig
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
 
 
@@ -44,6 +45,17 @@ def _generation(config: RunConfig, strategy: ShardedStrategyConfig) -> Iterator[
         yield (
             f"generation.sync_lora=adapter with generation.launch=true starts the server from a file of the whole base model, which no process has under "
             f"strategy={strategy.name}: set generation.sync_lora=merged, or strategy=ddp"
+        )
+    if (
+        config.reward.overlap
+        and isinstance(generation, VLLMGenerationConfig)
+        and generation.tensor_parallel_size > 1
+        and any(isinstance(term, ModelRewardConfig) for term in config.reward.terms.values())
+    ):
+        share = f"generation.tensor_parallel_size={generation.tensor_parallel_size}"
+        yield (
+            f"reward.overlap=true does not go with reward=model, strategy={strategy.name} and {share}: processes would exchange parts of the reward "
+            "model and of the engine at the same time; leave one out"
         )
     if strategy.gather_for_generation:
         return

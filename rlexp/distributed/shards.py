@@ -71,6 +71,16 @@ def assign(target: Tensor, value: Tensor | Rows) -> None:
         own_part(target.detach()).copy_(part_of(value, target))
 
 
+@torch.no_grad()
+def move(target: Tensor, towards: Tensor, rate: float) -> None:
+    """target becomes (1 - rate) * target + rate * towards, each sharded or whole. An exchange where ZeRO-3 holds one of them."""
+    if is_partitioned(target):
+        before = gathered(target)
+        assign_partitioned(target, before.lerp_(whole(towards).to(before.dtype), rate))
+    else:
+        own_part(target.detach()).lerp_(part_of(towards, target), rate)
+
+
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Of the whole."""
     shape: tuple[int, ...] = tuple(tensor.ds_shape) if is_partitioned(tensor) else tuple(tensor.shape)  # type: ignore[attr-defined]

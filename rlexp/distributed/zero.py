@@ -26,13 +26,17 @@ def gathered(parameter: Any) -> Tensor:
 
 
 def assign_partitioned(parameter: Any, value: Tensor) -> None:
-    """Give a parameter the values of a whole tensor: the part that computes, and the float32 part of the optimizer."""
+    """Give a parameter the values of a whole tensor: what computes, and the float32 part of the optimizer. An exchange where it has none."""
+    import deepspeed
     from deepspeed.utils import safe_set_local_fp32_param
 
-    part = own_flat_part(parameter, value)
-    parameter.ds_tensor.data.copy_(part)
     if parameter.requires_grad and hasattr(parameter, "_z3_optimizer"):
+        part = own_flat_part(parameter, value)
+        parameter.ds_tensor.data.copy_(part)
         safe_set_local_fp32_param(parameter, part)
+        return
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):  # it may be whole now, and would stay so with its old values
+        parameter.data.copy_(value)
 
 
 def own_flat_part(parameter: Any, value: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlexp.distributed.shards import assign, own_part, part_of
+from rlexp.distributed.shards import assign, move
+from rlexp.distributed.zero import is_partitioned
 from rlexp.models.adapters import freeze_reference, reference_weights, set_reference
 from rlexp.models.network import Network, RowTensors
 
@@ -40,7 +41,7 @@ class Companion:
         """Move towards the source after optimizer step `step`."""
         if self.rate and step % self.every == 0:
             for mine, theirs in zip(self.network.parameters(), self.source.parameters(), strict=True):
-                own_part(mine).lerp_(part_of(theirs, mine), self.rate)
+                move(mine, theirs, self.rate)
 
     def restart(self) -> None:
         """Take the source's weights as they are now."""
@@ -49,7 +50,7 @@ class Companion:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights to save: those of a frozen copy too, because the run may have started from other weights than are on disk now."""
-        return {name: weight.detach().cpu() for name, weight in self._weights().items()}
+        return {name: weight if is_partitioned(weight) else weight.detach().cpu() for name, weight in self._weights().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what state_dict gave. Raises KeyError for the weights of another network."""

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from rlexp.algorithms.base import Algorithm
 from rlexp.config.generation import NativeGenerationConfig, TransformersGenerationConfig
 from rlexp.config.model import HubModelConfig
+from rlexp.config.reward import ModelRewardConfig
 from rlexp.config.run import RunConfig
 from rlexp.config.strategy import ShardedStrategyConfig
 from rlexp.config.training import AdamWConfig, OptimizerConfig, SGDConfig
@@ -26,6 +27,7 @@ from rlexp.models.skeleton import architecture_of, skeleton, tokenizer_of
 from rlexp.planning import sampling
 from rlexp.planning.layout import Layout, layout_of, prompts_of, row_of
 from rlexp.planning.update import Peak, Wanted, update_peak
+from rlexp.rewards.model import classifier_architecture, empty_classifier
 
 GENERATION, UPDATE, OPTIMIZER = "generation", "update", "optimizer step"
 PHASES = (GENERATION, UPDATE, OPTIMIZER)
@@ -140,7 +142,7 @@ def plan_memory(config: RunConfig, algorithm: Algorithm, device: Device, prompt_
         *_updated(config, weights, peak, device),
     ]
     made = [Part(name, {phase: size for phase, size in by_phase.items() if size}, note) for name, by_phase, note in parts]
-    whole = len(algorithm.networks) * weights.bytes + _copies(config, algorithm, weights)
+    whole = len(algorithm.networks) * weights.bytes + _copies(config, algorithm, weights) + _scorers(config)
     loaded = whole if isinstance(config.strategy, ShardedStrategyConfig) else 0
     return Memory(config, device, layout, [part for part in made if part.bytes], loaded)
 
@@ -219,6 +221,8 @@ def _held(config: RunConfig, algorithm: Algorithm, weights: Weights, device: Dev
         ("optimizer", _always(networks * states * weights.trained_bytes // share), f"{state_note} of {_millions(weights.trained)} weights"),
         ("companions", _always(copies // share), ", ".join(sorted(algorithm.needs.companions - algorithm.live_companions))),
     ]
+    if scorers := _scorers(config):
+        found.append(("reward models", _always(scorers // share), f"float32{_shared(share)}; what scoring takes besides is not counted"))
     if config.strategy.name == "ddp":
         found.append(("gradient buckets", _always(networks * weights.trained_bytes), "ddp exchanges gradients in buffers of its own"))
     if not device.cuda:
@@ -303,6 +307,15 @@ def _companion(config: RunConfig, algorithm: Algorithm, name: str, weights: Weig
         return weights.bytes
     moves = algorithm.companion_moves.get(name, (0.0, 1))[0] > 0
     return weights.trained_bytes if moves or (name == REFERENCE and getattr(config.peft, "path", None)) else 0
+
+
+def _scorers(config: RunConfig) -> int:
+    """Bytes of the reward models. Call it outside of what is measured."""
+    terms = [term for term in config.reward.terms.values() if isinstance(term, ModelRewardConfig)]
+    architectures = [classifier_architecture(term) for term in terms]
+    with FakeTensorMode():
+        modules = [empty_classifier(term, architecture) for term, architecture in zip(terms, architectures, strict=True)]
+    return sum(_size(parameter) for module in modules for parameter in module.parameters())
 
 
 def _other(config: RunConfig, path: str) -> int:

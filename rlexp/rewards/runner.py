@@ -24,7 +24,7 @@ from rlexp.records.state import TrainerState
 from rlexp.rewards.dispatch import Logged, arguments, missing_columns, parameters_of
 from rlexp.rewards.errors import RewardError
 from rlexp.rewards.results import checked
-from rlexp.rewards.terms import Term, build_terms
+from rlexp.rewards.terms import ModelFunction, Term, build_terms
 from rlexp.rewards.workers import AsyncWorker, Late, Raised, Returned, SyncWorker
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,11 @@ class RewardRunner:
         return self.fill([await self.call(rollouts, state)]) if rollouts else {}
 
     @property
+    def models(self) -> list[ModelFunction]:
+        """The functions that forward a network, in the order of their terms."""
+        return [term.function for term in self.terms if isinstance(term.function, ModelFunction)]
+
+    @property
     def overlap(self) -> bool:
         """Whether the rollouts of each task are to be scored by themselves (reward.overlap)."""
         return self.config.overlap
@@ -148,7 +153,7 @@ class RewardRunner:
         if _is_async(function):
             return await self._async.call(call, self.config.timeout)
         began = time.monotonic()
-        outcome = await self._sync.call(call, self.config.timeout)
+        outcome = await self._sync.call(call, None if getattr(function, "in_parts", False) else self.config.timeout)
         if isinstance(outcome, Returned) and inspect.isawaitable(outcome.value):
             awaitable = outcome.value
             return await self._async.call(lambda: awaitable, self.config.timeout - (time.monotonic() - began))

@@ -14,6 +14,15 @@ from rlexp.config.generation import RolloutConfig
 from rlexp.config.reward import RewardConfig
 
 
+class ModelFunction:
+    """A reward function that forwards a network of its own."""
+
+    module: Any
+    """torch.nn.Module; ranks may come to hold parts of it"""
+    in_parts = False
+    """whether they do. Each forward is then an exchange between them, which nobody may leave: such a call has no deadline but that of exchanges"""
+
+
 @dataclass(frozen=True)
 class Term:
     """One term of the total reward."""

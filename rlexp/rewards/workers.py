@@ -42,8 +42,8 @@ class SyncWorker:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] | None = None
 
-    async def call(self, function: Callable[[], Any], seconds: float) -> Returned | Raised:
-        """Run a function; raises Late. One call at a time: the caller waits its turn."""
+    async def call(self, function: Callable[[], Any], seconds: float | None) -> Returned | Raised:
+        """Run a function; raises Late after so many seconds, if any. One call at a time: the caller waits its turn."""
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self._jobs,), name="rewards", daemon=True).start()

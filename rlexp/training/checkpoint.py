@@ -115,7 +115,7 @@ def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], s
                 (temporary / "weights").mkdir(parents=True)
             ranks.barrier()
             weights = {name: _gathered(tensors, ranks.rank == 0) for name, tensors in weights.items()}
-            state = _write_shards(temporary, weights, state, ranks)
+            state = _write_shards(temporary, weights, _gathered(state, ranks.rank == 0), ranks)
             ranks.barrier()
             if ranks.rank == 0:
                 _write_whole(temporary, weights, state, {"step": step, **meta})
@@ -132,14 +132,15 @@ def save(folder: Path, step: int, weights: dict[str, dict[str, torch.Tensor]], s
     return final
 
 
-def _gathered(tensors: dict[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
-    """With those that ZeRO-3 holds in parts made whole, one after the other; keep: on this rank, in main memory."""
-    found = {}
-    for name, tensor in tensors.items():
-        made = whole(tensor).cpu() if is_partitioned(tensor) else tensor
-        if keep or made is tensor:
-            found[name] = made
-    return found
+def _gathered(tree: Any, keep: bool) -> Any:
+    """The structure of dicts with tensors that ZeRO-3 holds in parts made whole, one after the other; keep: on this rank, in main memory, else without them."""
+    if isinstance(tree, torch.Tensor) and is_partitioned(tree):
+        made = whole(tree)
+        return made.cpu() if keep else None
+    if isinstance(tree, dict):
+        found = {key: _gathered(value, keep) for key, value in tree.items()}
+        return {key: value for key, value in found.items() if value is not None or tree[key] is None}
+    return tree
 
 
 def _write_shards(temporary: Path, weights: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], ranks: Collectives) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from run_folders import status, train_steps
 from safetensors.torch import load_file
 from small_runs import Cli
 
+from rlexp.config.reward import ModelRewardConfig, RewardConfig
 from rlexp.config.strategy import FSDP2StrategyConfig
 from rlexp.config.validate_strategy import problems
+from rlexp.config.vllm import VLLMGenerationConfig
 
 TWO = ["strategy=fsdp2", "strategy.timeout=60", "cluster.processes_per_node=2"]
 OPTIONS = ["evaluation=none", "trainer.steps_per_batch=1", "checkpoint.keep_last=9"]
@@ -64,6 +66,14 @@ def test_under_torchrun(cli: Cli) -> None:
         ({"generation__cuda_graphs": True}, "strategy.gather_for_generation=false does not go with generation.cuda_graphs=true"),
     ],
 )
-def test_what_does_not_go_together(values: dict[str, object], told: str) -> None:
+def test_what_does_not_go_together_in_step(values: dict[str, object], told: str) -> None:
     config = default_with(strategy=FSDP2StrategyConfig(gather_for_generation=False), cluster__processes_per_node=2, **values)
     assert [problem[: len(told)] for problem in problems(config)] == [told]
+
+
+def test_what_exchanges_at_the_same_time() -> None:
+    reward = RewardConfig(terms={"model": ModelRewardConfig(path="x")}, overlap=True)
+    values = {"strategy": FSDP2StrategyConfig(), "cluster__processes_per_node": 2, "reward": reward}
+    assert list(problems(default_with(**values, generation=VLLMGenerationConfig()))) == []
+    (told,) = problems(default_with(**values, generation=VLLMGenerationConfig(tensor_parallel_size=2)))
+    assert told.startswith("reward.overlap=true does not go with reward=model, strategy=fsdp2 and generation.tensor_parallel_size=2")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from batches import random_batch
 from cluster.test_fsdp2_gradients import BUDGETS, CASES, algorithm
 from cluster.test_fsdp2_runs import BASE, COMBINATIONS, difference, network_names
-from cluster.world import in_worlds, run_of
+from cluster.world import in_worlds, run_job, run_of
+from models_for_tests import tiny_model
 from programs import Programs
 from run_configs import default_with
 from run_folders import metrics
@@ -50,18 +53,45 @@ def test_two_processes_give_the_gradient_of_one(programs: Programs, tmp_path: Pa
 
 
 RUN = [*BASE, "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.learning_rate=0.05", "optimizer.schedule=constant", "evaluation=none", "checkpoint.steps=2"]
-KINDS = ("grpo", "moving reference", "sdpo ema", "sdpo live", "agents", "checkpointed")
+KINDS = {name: COMBINATIONS[name] for name in ("grpo", "moving reference", "sdpo ema", "sdpo live", "agents", "checkpointed")}
+KINDS["sdpo head"] = [*COMBINATIONS["sdpo ema"], "algorithm.distillation_mode=full_logits", "algorithm.distillation_alpha=0.5"]
+"""the teacher's head is read beside the student's"""
+
+
+def in_small_parts(job: dict[str, Any]) -> int:
+    """A rank of a run whose weights are all cut: DeepSpeed leaves those of less than 100,000 numbers whole, which are all of a tiny model."""
+    from rlexp.distributed.strategy import deepspeed_zero3
+
+    told = deepspeed_zero3.engine_config
+
+    def cut(config: DeepSpeedZero3StrategyConfig, *, bf16: bool) -> dict[str, Any]:
+        settings = told(config, bf16=bf16)
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return settings
+
+    deepspeed_zero3.engine_config = cut
+    return run_job(job)(int(os.environ["RANK"]))
 
 
 @pytest.mark.rows("GRPO-086", "RLOO-034", "SDPO-058", "SDPO-020")
 def test_runs_of_every_kind(programs: Programs, tmp_path: Path) -> None:
+    tied = tiny_model(hidden=16, tied=True, dtype=torch.float32)
+    for part in (tied.module, tied.tokenizer):
+        part.save_pretrained(tmp_path / "tied")
+    other = [
+        *("trainer.tokens_per_microbatch=100", "model=hub", f"model.path={tmp_path / 'tied'}"),
+        *("algorithm.teacher_model_kind=model", f"algorithm.teacher_path={tmp_path / 'tied'}"),
+        *(option for option in KINDS["sdpo head"] if "update_rate" not in option),
+    ]
+    kinds = {**KINDS, "another teacher": other}
     jobs = []
-    for name in KINDS:
-        options = [*RUN, *COMBINATIONS[name], "trainer.max_steps=4"]
+    for name, kind in kinds.items():
+        options = [*RUN, *kind, "trainer.max_steps=4"]
         in_step = ["strategy.gather_for_generation=false"] if name in ("grpo", "agents") else []
-        jobs += [run_of(tmp_path / name / "one", 1, options), run_of(tmp_path / name / "two", 2, [*options, *in_step], "deepspeed_zero3")]
+        two = run_of(tmp_path / name / "two", 2, [*options, *in_step], "deepspeed_zero3")
+        jobs += [run_of(tmp_path / name / "one", 1, options), {"world": 2, "call": "cluster.test_zero3:in_small_parts", "arguments": [two]}]
     in_worlds(programs, tmp_path / "jobs", *jobs)
-    for name in KINDS:
+    for name in kinds:
         one, two = tmp_path / name / "one", tmp_path / name / "two"
         for network in network_names(one):
             assert difference(one, two, network) < 1e-5, name

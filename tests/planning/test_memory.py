@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models_for_tests import tiny_model
+from models_for_tests import classifier_folder, tiny_model
 from planning.plans import CPU, GPU, planned, sizes
 from run_configs import composed
+from transformers import AutoModelForSequenceClassification
 
 from rlexp.build import build_algorithm
 from rlexp.config.errors import UserError
@@ -86,6 +87,19 @@ def test_another_teacher(tmp_path: Path) -> None:
     other = sum(parameter.numel() for parameter in tiny_model(hidden=64).module.parameters())
     memory = planned("algorithm=sdpo", "algorithm.teacher_model_kind=model", f"algorithm.teacher_path={tmp_path}")
     assert sizes(memory)["companions"] == 4 * other
+
+
+def test_reward_models(tmp_path: Path) -> None:
+    """Float32, cut as the others are, and one whole copy in main memory while they are loaded."""
+    module = AutoModelForSequenceClassification.from_pretrained(classifier_folder(tmp_path))
+    bytes_ = 4 * sum(parameter.numel() for parameter in module.parameters())
+    options = ("reward=[exact_match,model]", f"reward.terms.model.path={tmp_path}")
+    assert sizes(planned(*options))["reward models"] == bytes_ and "reward models" not in sizes(planned())
+    two = planned(*options, "strategy=fsdp2", "cluster.processes_per_node=2")
+    assert sizes(two)["reward models"] == bytes_ // 2 and two.loaded == 4 * PARAMETERS + bytes_
+    with pytest.raises(UserError, match="no reward model: it holds Qwen3ForCausalLM"):
+        tiny_model().module.save_pretrained(tmp_path / "causal")
+        planned(*options, f"reward.terms.model.path={tmp_path / 'causal'}")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -6,28 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from models_for_tests import tiny_model
-from transformers import Qwen3Config, Qwen3ForSequenceClassification
+from models_for_tests import classifier_folder, tiny_model
 
 from rlexp.config.errors import UserError
 from rlexp.config.reward import ModelRewardConfig
-from rlexp.models.tokenizer import character_tokenizer
 from rlexp.rewards.model import ModelScore
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("reward_model")
-    tokenizer = character_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8
-    )
-    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Qwen3ForSequenceClassification(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return classifier_folder(tmp_path_factory.mktemp("reward_model"))
 
 
 @pytest.mark.rows("GRPO-112", "GRPO-113", "GRPO-114", "GRPO-125")

@@ -24,6 +24,10 @@ def train(programs: Programs, where: Path, *overrides: str) -> list[dict]:
     where.mkdir(exist_ok=True)
     done = programs.train(*DEFAULT, *overrides, cwd=where, env={"RLEXP_OUTPUTS": str(where)}, timeout=400)
     assert done.code == 0, done.err[-4000:]
+    return lines_of(where)
+
+
+def lines_of(where: Path) -> list[dict]:
     return [json.loads(line) for line in (where / "r" / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -69,17 +73,21 @@ def test_an_adapter_several_steps_a_batch_cut_sampling_and_a_stop(programs, tmp_
 
 @pytest.mark.rows("GRPO-198")
 def test_two_processes_with_an_engine_each_and_with_one_that_they_share(programs, tmp_path):
-    """They sample what one process samples, and end together. Another run beside has shared memory of its own, and nothing of it is left."""
+    """They sample what one process samples, and end together, with a copy of the weights each and with parts of them.
+
+    Two that share run at the same time: each has shared memory of its own, and nothing of it is left.
+    """
     options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
     one = steps(train(programs, tmp_path / "one", *options))
     both = [*options, "strategy=ddp", "cluster.processes_per_node=2"]
     runs = [steps(train(programs, tmp_path / "apart", *both))]
     both.append("generation.tensor_parallel_size=2")
-    command = [sys.executable, "-m", "rlexp.train", *DEFAULT, *both]
+    command = [sys.executable, "-m", "rlexp.train", *DEFAULT, *both, "strategy=fsdp2"]
     before = segments()
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RLEXP_OUTPUTS": str(tmp_path), "OMP_NUM_THREADS": "1"}) as beside:
         runs.append(steps(train(programs, tmp_path / "shared", *both)))
     assert beside.returncode == 0 and segments() == before
+    runs.append(steps(lines_of(tmp_path)))
     for two in runs:
         for mine, other in zip(one, two, strict=True):
             assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)

@@ -1,7 +1,7 @@
 """Parts of each weight, its gradient and its optimizer state in each process, by DeepSpeed (ZeRO stage 3, arXiv 1910.02054).
 
-DeepSpeed owns the optimizer step. Everything else of the house sees what it sees elsewhere: gradients are sums, checkpoints hold whole tensors under
-the usual names, and networks that are forwarded but not trained are whole copies.
+DeepSpeed owns the optimizer step. Everything else of the house sees what it sees elsewhere: gradients are sums, and checkpoints hold whole tensors
+under the usual names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, StrategyConfig, engine_config
 from rlexp.distributed.strategy.lockstep import Lockstep
 from rlexp.distributed.strategy.ranks import RanksStrategy
+from rlexp.distributed.zero import is_partitioned
 from rlexp.distributed.zero_optimizer import ZeroOptimizer
+
+_OPENED = -1
+"""stands for a module that uses a weight; the numbers of real ones are not negative"""
 
 
 class _Engine:
@@ -43,6 +47,8 @@ class DeepSpeedZero3Strategy(RanksStrategy):
         self.config = config
         self.deepspeed = _deepspeed()
         self.engines: dict[int, _Engine] = {}
+        self.placed: list[Any] = []
+        """engines of networks that are not trained: they make the hooks that gather weights"""
         self._running: _Engine | None = None
 
     @property
@@ -56,8 +62,30 @@ class DeepSpeedZero3Strategy(RanksStrategy):
         return self.engines[id(network)]
 
     def place(self, network: nn.Module) -> None:
-        """A whole copy on this process's device."""
-        network.to(self.device)
+        """Cut a network into parts, in place. They stay in its own dtype: the forward says what it computes in, and a teacher that follows needs all digits."""
+        settings = engine_config(self.config, bf16=False)
+        self.deepspeed.zero.Init(module=network, config_dict_or_path=settings)
+        engine, *_ = self.deepspeed.initialize(model=network, config=settings)
+        self.placed.append(engine)
+        self._show_head(network)
+
+    def _show_head(self, network: Any) -> None:
+        head = getattr(network, "head", None)
+        if isinstance(head, nn.Linear):  # read outside of the layer's own forward
+            self.deepspeed.zero.register_external_parameter(network, head._parameters["weight"])
+
+    @contextlib.contextmanager
+    def opened(self, network: Any) -> Iterator[None]:
+        """The head is whole; layers gather themselves when they are called."""
+        weights = [weight for weight in network.head.parameters() if is_partitioned(weight)]
+        with self.deepspeed.zero.GatheredParameters(weights):
+            for weight in weights:
+                weight.ds_active_sub_modules.add(_OPENED)  # so that embeddings that are tied to it do not give it back
+            try:
+                yield
+            finally:
+                for weight in weights:
+                    weight.ds_active_sub_modules.discard(_OPENED)
 
     def optimizer(self, wrapped: Any, parameters: list[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """DeepSpeed's around the one that `make` makes of flat float32 parts."""
@@ -65,21 +93,20 @@ class DeepSpeedZero3Strategy(RanksStrategy):
         settings = engine_config(self.config, bf16=getattr(network, "autocast", None) is not None)
         self.deepspeed.zero.Init(module=network, config_dict_or_path=settings)
         wrapped.engine, *_ = self.deepspeed.initialize(model=network, model_parameters=parameters, optimizer=make, config=settings)
-        head = getattr(network, "head", None)
-        if isinstance(head, nn.Linear):  # read by the head's backward, outside of the layer's own forward
-            self.deepspeed.zero.register_external_parameter(network, head._parameters["weight"])
+        self._show_head(network)
         return ZeroOptimizer(wrapped.engine, parameters)
 
     @contextlib.contextmanager
-    def sampling(self, networks: Sequence[nn.Module]) -> Iterator[None]:
-        """Whole weights on every rank, or ranks in step (strategy.gather_for_generation)."""
+    def sampling(self, networks: Sequence[nn.Module], scorers: Sequence[nn.Module] = ()) -> Iterator[None]:
+        """Whole weights of networks on every rank, or ranks in step (strategy.gather_for_generation); in step for scorers, always."""
         with contextlib.ExitStack() as stack:
+            sampled: list[Any] = [] if self.config.gather_for_generation else list(networks)
             if self.config.gather_for_generation:
                 for network in networks:
                     stack.enter_context(self._whole(network))
-            else:
-                models: list[Any] = list(networks)
-                stack.enter_context(Lockstep([model.causal.base_model for model in models], [model.causal for model in models]))
+            if sampled or scorers:
+                models = [*(network.causal.base_model for network in sampled), *scorers]
+                stack.enter_context(Lockstep(models, [*(network.causal for network in sampled), *scorers]))
             yield
 
     @contextlib.contextmanager

@@ -105,13 +105,14 @@ class FSDP2Strategy(RanksStrategy):
             root.reshard()
 
     @contextlib.contextmanager
-    def sampling(self, networks: Sequence[nn.Module]) -> Iterator[None]:
-        """Whole weights on every rank, or ranks in step (strategy.gather_for_generation)."""
+    def sampling(self, networks: Sequence[nn.Module], scorers: Sequence[nn.Module] = ()) -> Iterator[None]:
+        """Whole weights of networks on every rank, or ranks in step (strategy.gather_for_generation); in step for scorers, always."""
         with contextlib.ExitStack() as stack:
             for network in networks:
                 stack.enter_context(self._whole(network) if self.config.gather_for_generation else self.opened(network))
-            if not self.config.gather_for_generation:
-                stack.enter_context(Lockstep([_backbone(network) for network in networks]))
+            sampled = [] if self.config.gather_for_generation else [_backbone(network) for network in networks]
+            if sampled or scorers:
+                stack.enter_context(Lockstep([*sampled, *scorers]))
             yield
 
     @contextlib.contextmanager

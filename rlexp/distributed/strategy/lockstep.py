@@ -1,7 +1,7 @@
-"""Ranks that sample with sharded weights: each forward is an exchange, so all ranks make the same ones, in the same order.
+"""Ranks that sample or score with sharded weights: each forward is an exchange, so all ranks make the same ones, in the same order.
 
 A rank that wants to forward a model says so first. If another rank wants an earlier model, it forwards that one along with it, with a
-single token and for nothing; a rank that has sampled all it had to goes on like this until nobody wants anything.
+single token and for nothing; a rank that has done all it had to goes on like this until nobody wants anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ NOTHING = 2**31
 
 
 class Lockstep:
-    """A context around sampling. models: without their heads, the same list on every rank. along: what is forwarded along with each; by default the same."""
+    """A context around sampling and scoring.
+
+    models: what ranks call, the same list on every rank, in the order in which each rank has use for them. along: what is forwarded along with each; by
+    default the same.
+    """
 
     def __init__(self, models: Sequence[nn.Module], along: Sequence[nn.Module] | None = None) -> None:
         self.models, self.along = models, along or models
@@ -28,7 +32,8 @@ class Lockstep:
 
     def __enter__(self) -> None:
         for number, model in enumerate(self.models):
-            self._hooks.append(model.register_forward_pre_hook(lambda module, arguments, number=number: self._turn(number)))
+            # before the hook that gathers the model's weights, which is an exchange itself
+            self._hooks.append(model.register_forward_pre_hook(lambda module, arguments, number=number: self._turn(number), prepend=True))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Until the last rank is done, also when this one failed: the others could not go on without it."""
@@ -56,6 +61,6 @@ class Lockstep:
         model = self.along[number]
         self._accompanying = True
         try:
-            model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), use_cache=False)
+            model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device))
         finally:
             self._accompanying = False

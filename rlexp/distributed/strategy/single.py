@@ -57,8 +57,8 @@ class SingleStrategy:
         yield
 
     @contextlib.contextmanager
-    def sampling(self, networks: Sequence[nn.Module]) -> Iterator[None]:
-        """Around sampling from these networks, in which ranks may run different numbers of forwards."""
+    def sampling(self, networks: Sequence[nn.Module], scorers: Sequence[nn.Module] = ()) -> Iterator[None]:
+        """Around sampling from networks and scoring what was sampled with models that `place` took: ranks may run different numbers of forwards."""
         yield
 
     @contextlib.contextmanager
