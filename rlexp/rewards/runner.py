@@ -101,7 +101,8 @@ class RewardRunner:
     @property
     def models(self) -> list[ModelFunction]:
         """The functions that forward a network, in the order of their terms."""
-        return [term.function for term in self.terms if isinstance(term.function, ModelFunction)]
+        functions: list[object] = [term.function for term in self.terms]
+        return [function for function in functions if isinstance(function, ModelFunction)]
 
     @property
     def overlap(self) -> bool:
