@@ -38,7 +38,7 @@ def load(config: HubModelConfig, *, seed: int) -> LoadedModel:
     safetensors weights (nothing is ever unpickled).
     """
     code = ["*.py"] if config.trust_remote_code else []
-    weights = [] if config.random_weights else WEIGHT_FILES
+    weights = [] if config.random_weights or skeleton.is_wanted() else WEIGHT_FILES
     folder = fetch(config.path, config.revision, [*TOKENIZER_FILES, *weights, *code], "model.path")
     tokenizer_folder = folder
     if config.tokenizer is not None:

@@ -21,6 +21,7 @@ from rlexp.config.strategy import FSDP2StrategyConfig
 from rlexp.distributed import skeleton
 from rlexp.distributed.shards import is_sharded, whole
 from rlexp.distributed.strategy.fsdp2 import FSDP2Strategy
+from rlexp.models import hub
 from rlexp.models.network import Network
 
 CPU = torch.device("cpu")
@@ -134,3 +135,13 @@ def test_a_skeleton_misses_no_weights(tmp_path: Path) -> None:
         build_model(config, CPU)
     with skeleton.skeletons():
         assert skeleton.is_skeleton(build_model(config, CPU).module)
+
+
+def test_only_who_reads_weights_fetches_them(tmp_path: Path) -> None:
+    """On a machine of ranks without numbers the files of a large model need not be."""
+    folder, asked = saved_model(tmp_path), []
+    with patch.object(hub, "fetch", lambda path, revision, patterns, key: asked.append(patterns) or folder):
+        hub.load(HubModelConfig(path="owner/name"), seed=0)
+        with skeleton.skeletons():
+            made = hub.load(HubModelConfig(path="owner/name"), seed=0)
+    assert "*.safetensors" in asked[0] and "*.safetensors" not in asked[1] and skeleton.is_skeleton(made.module)
