@@ -12,10 +12,6 @@ import os
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-
 GROUP = "rlexp.plugins"
 
 _folders: dict[str, Path | None] = {}
@@ -48,19 +44,16 @@ def failure_hint() -> str:
     return "".join(f"\n     (the plugin {name} could not be imported: {reason})" for name, reason in sorted(_failures.items()))
 
 
-class RlexpSearchPath(SearchPathPlugin):
-    """Adds the YAML folders of plugins and of RLEXP_CONF after the shipped one, so a user's file needs a new name."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """file:// rather than pkg://: the latter needs an `__init__.py` in every folder on Hydra 1.4."""
-        for name, folder in sorted(_folders.items()):
-            if folder is not None:
-                search_path.append(provider=f"rlexp-plugin:{name}", path=f"file://{folder}")
-        if extra := os.environ.get("RLEXP_CONF"):
-            search_path.append(provider="RLEXP_CONF", path=f"file://{Path(extra).resolve()}")
+def folders() -> dict[str, Path]:
+    """Folders of YAML by the name of who brings them: plugins, and RLEXP_CONF."""
+    found = {f"rlexp-plugin:{name}": folder for name, folder in sorted(_folders.items()) if folder is not None}
+    extra = os.environ.get("RLEXP_CONF")
+    return {**found, "RLEXP_CONF": Path(extra).resolve()} if extra else found
 
 
 def install() -> None:
     """Load the plugins and let Hydra find their YAML; idempotent."""
+    from rlexp.config.search_path import add_search_path  # imports Hydra, which ranks never do
+
     load()
-    Plugins.instance().register(RlexpSearchPath)
+    add_search_path()

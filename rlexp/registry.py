@@ -1,8 +1,9 @@
 """Names of components: name -> (config dataclass, "module:object").
 
 The dataclass is known when a command line is parsed; the object is imported only when the component is built, so configuring
-never imports torch. Registering also stores the dataclass for Hydra: always as the schema node `_schema_<group>_<name>`, which
-YAML files extend, and as the selectable option `<group>/<name>` when no YAML of that name exists.
+never imports torch. Registering also keeps the dataclass for Hydra: always as the schema node `_schema_<group>_<name>`, which
+YAML files extend, and as the selectable option `<group>/<name>` when no YAML of that name exists. Hydra gets them by `publish`,
+so that processes that never compose, such as the ranks of a run, do not import it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import inspect
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-_REPLACE = {"replace": True} if "replace" in inspect.signature(ConfigStore.store).parameters else {}
+_waiting: list[tuple[str, type, str | None, str | None]] = []
+_published = False
 
 
 class RegistryError(LookupError):
@@ -34,8 +35,22 @@ def conf_dir() -> Path:
 
 
 def store(name: str, node: type, group: str | None = None, package: str | None = None) -> None:
-    """Store a structured config for Hydra, whichever of the supported Hydra versions runs."""
-    ConfigStore.instance().store(name=name, node=_open_dicts(node), group=group, package=package, provider="rlexp", **_REPLACE)
+    """Keep a structured config for Hydra."""
+    _waiting.append((name, node, group, package))
+    if _published:
+        publish()
+
+
+def publish() -> None:
+    """Give Hydra what is kept, and from now on everything at once, whichever of the supported Hydra versions runs. Call it before Hydra composes."""
+    from hydra.core.config_store import ConfigStore
+
+    global _published
+    _published = True
+    replace = {"replace": True} if "replace" in inspect.signature(ConfigStore.store).parameters else {}
+    for name, node, group, package in _waiting:
+        ConfigStore.instance().store(name=name, node=_open_dicts(node), group=group, package=package, provider="rlexp", **replace)
+    _waiting.clear()
 
 
 def _open_dicts(config: type) -> DictConfig:

@@ -21,14 +21,10 @@ from rlexp.registry import conf_dir
 
 def _run(cfg: DictConfig) -> int:
     config = checked_config(cfg)
-    if config.generation.generation_kwargs:
-        from rlexp.generation.base import sampling_from
+    if config.generation.generation_kwargs or config.run.start_from is not None:
+        from rlexp.launch.opening import check_before_start
 
-        sampling_from(config.generation)  # the generator knows which arguments it takes
-    if config.run.start_from is not None:
-        from rlexp.launch.opening import check_start
-
-        check_start(config)
+        check_before_start(config)
     if config.run.dry:
         print(plan_text(config))
         if isinstance(config.generation, VLLMServerGenerationConfig) and not config.generation.launch:

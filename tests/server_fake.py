@@ -228,6 +228,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--start-seconds", type=float, default=0.0)
+    parser.add_argument("--shards", type=int, default=0, help="say so many times, each 0.3 s after the one before, that some of the model is loaded")
     parser.add_argument("--fail", help="say this and end with code 3 instead of starting")
     parser.add_argument("--die-at", help="kill itself at a call of this path")
     parser.add_argument("--die-after", type=int, default=1)
@@ -245,6 +246,9 @@ if __name__ == "__main__":
         print(f"child {os.getpid()}", flush=True)
         time.sleep(600)
     time.sleep(options.start_seconds)
+    for shard in range(options.shards):
+        print(f"Loading safetensors checkpoint shards: {shard}/{options.shards}", flush=True)
+        time.sleep(0.3)
     print("listening", flush=True)
     state = State()
     state.alone = True

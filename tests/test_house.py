@@ -104,6 +104,25 @@ def test_configuring_imports_nothing_heavy(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_ranks_do_not_import_hydra(tmp_path: Path) -> None:
+    """What a rank's process does before it trains: read the typed config from disk, with all components registered."""
+    from run_configs import composed
+
+    from rlexp.config.saved import save_config
+
+    save_config(composed("experiment=addition"), tmp_path / "config.yaml")
+    code = f"""
+import sys
+import rlexp.launch.worker
+from rlexp.build import build, run
+from rlexp.config.saved import load_config
+load_config({str(tmp_path / "config.yaml")!r})
+sys.exit(", ".join(name for name in sys.modules if name.partition(".")[0] in ("hydra", "hydra_plugins")) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_names_this_machine() -> None:
     tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, cwd=ROOT).stdout.split("\n")
     pattern = re.compile(r"/(work|farm|tmp/studio)/|/root/\.")

@@ -33,6 +33,7 @@ class RlexpLocalLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and print the table of the sweep and how many finished and failed."""
         # Imported here: Hydra imports every launcher at each start, also for --help.
+        from rlexp.launch.external import refuse_ranks
         from rlexp.launch.sweep_view import totals_text
         from rlexp.records.sweep import forget_empty, record_jobs
         from rlexp.reports.sweep_page import write_page
@@ -40,6 +41,7 @@ class RlexpLocalLauncher(Launcher):
 
         folder = Path(str(self.config.hydra.sweep.dir)).absolute()
         try:
+            refuse_ranks()
             results, words, stopped = self._run(job_overrides, folder)
         except BaseException:
             forget_empty(folder)  # refused, and Hydra made it

@@ -21,15 +21,19 @@ class RlexpSlurmLauncher(local.RlexpLocalLauncher):
     def _run(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> tuple[list[Result], list[str], bool]:
         """How each job ended. Raises UserError, before anything is submitted or recorded, when one of them could not run."""
         from rlexp.config.cluster import SlurmClusterConfig
+        from rlexp.launch.opening import check_before_start
         from rlexp.launch.slurm.sweep import preview, submit_sweep, submitted_text, wait_for_sweep
 
         configs = self._checked(job_overrides)
+        for name, config in configs.items():
+            check_before_start(config, folder / name)
         first = next(iter(configs.values())).cluster
         assert isinstance(first, SlurmClusterConfig)
+        settings = self._settings()
+        halving = self._halving(job_overrides[0], len(configs)) if settings.method == "halving" else None
         if first.dry_run:
             print(preview(list(configs.values()), folder), end="")
             sys.exit(0)
-        halving = self._halving(job_overrides[0], len(configs)) if self._settings().method == "halving" else None
         jobs = self._jobs(job_overrides, folder)
 
         def run(some: Sequence[Job]) -> list[Result]:
@@ -37,7 +41,7 @@ class RlexpSlurmLauncher(local.RlexpLocalLauncher):
             print(submitted_text(submitted, settled, folder), flush=True)
             if not first.wait:
                 sys.exit(0)
-            return wait_for_sweep(submitted, settled, folder, first.poll)
+            return wait_for_sweep(submitted, settled, folder, first.poll, stop_on_failure=settings.stop_on_failure)
 
         return (run(jobs), [], False) if halving is None else self._halved(jobs, *halving, run, lambda: False)
 

@@ -24,7 +24,7 @@ from rlexp import plugins
 from rlexp.config.convert import all_problems
 from rlexp.config.hydra_versions import BASE
 from rlexp.config.suggest import closest, did_you_mean
-from rlexp.registry import conf_dir
+from rlexp.registry import conf_dir, publish
 
 CONFIG_NAME = "config"
 
@@ -139,6 +139,7 @@ def change(data: dict[str, Any], lines: Sequence[str]) -> list[str]:
     Options of groups come first and replace their whole section by what the option's file says; values at dotted keys follow.
     """
     GlobalHydra.instance().clear()
+    publish()
     with initialize_config_dir(config_dir=str(conf_dir()), **BASE):
         loader = GlobalHydra.instance().config_loader()
         overrides, problems = _parse(lines, loader)

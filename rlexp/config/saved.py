@@ -12,7 +12,6 @@ import yaml
 from rlexp import plugins
 from rlexp.config.convert import SCHEMA_KEY, checked_config, to_run_config
 from rlexp.config.errors import UserError, listed
-from rlexp.config.overrides import change
 from rlexp.config.run import RunConfig
 
 SCHEMA_VERSION = 1
@@ -66,6 +65,8 @@ def load_changed(path: Path | str, lines: Sequence[str]) -> RunConfig:
 
     An option of a group brings that option's own values, whatever the run had there. Raises one UserError with all problems.
     """
+    from rlexp.config.overrides import change  # imports Hydra, which ranks never do
+
     data = read_sections(path)
     problems = change(data, lines)
     if problems:

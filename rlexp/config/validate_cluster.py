@@ -40,6 +40,8 @@ def problems(config: RunConfig) -> Iterator[str]:
         yield from _vllm_nodes(config, cluster)
         if config.sweep.method == "halving" and not cluster.wait:
             yield "sweep.method=halving compares the runs of a rung before it submits the next: leave cluster.wait=false out"
+        if config.sweep.stop_on_failure and not cluster.wait:
+            yield "sweep.stop_on_failure=true takes jobs out of the queue when one has failed, so somebody must wait for that: leave cluster.wait=false out"
     elif cluster.nodes > 1:
         yield f"cluster.nodes={cluster.nodes} needs cluster=slurm, which has more than one machine; ranks that torchrun starts are counted by themselves"
 

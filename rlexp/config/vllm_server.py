@@ -35,7 +35,9 @@ class VLLMServerGenerationConfig(EngineGenerationConfig):
     expose: bool = option(
         False, "Let launched servers listen on another address than loopback: whoever reaches it can replace the weights, vLLM asks for no password"
     )
-    timeout: float = option(240.0, "Seconds a server may take to start, and seconds it may be out of reach before the run ends", gt=0)
+    timeout: float = option(
+        240.0, "Seconds a server may take to start (a launched one: while its log does not grow), and seconds it may be out of reach before the run ends", gt=0
+    )
     request_timeout: float = option(1500.0, "Seconds one sampling request may take on a server that answers", gt=0)
     restart: int = option(0, "How often a launched server that died is started again, with current weights; the interrupted batch is generated anew", ge=0)
     gpu_memory_utilization: float = option(0.9, "Share of its GPU's memory that a launched server may take", gt=0, le=1)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rlexp.config.errors import UserError
 from rlexp.launch.folder import RunFolder
 
 WAIT = timedelta(seconds=120)
@@ -21,6 +22,17 @@ def external_rank() -> tuple[int, int] | None:
     if "RANK" not in os.environ:
         return None
     return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def refuse_ranks() -> None:
+    """Raise UserError in a rank that somebody else started: each would start the whole sweep."""
+    external = external_rank()
+    if external is not None:
+        rank, world = external
+        raise UserError(
+            f"-m starts a sweep, and this process is rank {rank} of {world} that torchrun or accelerate started (RANK is set): leave out -m, "
+            "or start the sweep by python and let it start the ranks, strategy=ddp cluster.processes_per_node=2"
+        )
 
 
 def share_folder(rank: int, open_one: Callable[[], RunFolder]) -> RunFolder | None:

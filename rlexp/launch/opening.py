@@ -44,10 +44,19 @@ def open_folder(config: RunConfig, overrides: Sequence[str]) -> RunFolder:
     raise AssertionError("unreachable")
 
 
-def check_start(config: RunConfig) -> None:
-    """Raise UserError when run.start_from is no folder, unless the run has a checkpoint of its own: then it may be gone."""
-    parent, name, _ = place(config)
-    if config.run.start_from is None or RunFolder(parent / name).latest_checkpoint is not None:
+def check_before_start(config: RunConfig, path: Path | None = None) -> None:
+    """What only the generator and the disk can tell, before anything is started or submitted: arguments of the sampler, and where the weights come from.
+
+    path: the run folder, where `place` does not know it yet. Raises UserError; not when run.start_from is gone and the run has a checkpoint of its own.
+    """
+    if config.generation.generation_kwargs:
+        from rlexp.generation.base import sampling_from
+
+        sampling_from(config.generation)  # the generator knows which arguments it takes
+    if path is None:
+        parent, name, _ = place(config)
+        path = parent / name
+    if config.run.start_from is None or RunFolder(path).latest_checkpoint is not None:
         return
     if not Path(config.run.start_from).is_dir():
         raise UserError(f"run.start_from={config.run.start_from} is no folder: give a checkpoint folder, e.g. outputs/NAME/checkpoints/latest")

@@ -39,8 +39,8 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     """Run a validated config. Returns 0 (finished, or paused or stopped as a job of its sweep), 1 (failed, the reason is printed and in status.json) or
     75 (preempted, to be continued).
 
-    Raises UserError when the run folder cannot be used. One process trains here; more are spawned, also on the other nodes of a Slurm job. Under torchrun or
-    `accelerate launch`, which set RANK, this process is one of their ranks.
+    Raises UserError when the run folder cannot be used. strategy=single trains here; ranks are spawned, also on the other nodes of a Slurm job. Under
+    torchrun or `accelerate launch`, which set RANK, this process is one of their ranks.
     """
     use_large_pages()
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a job of a sweep saves and stops when the sweep is killed
@@ -54,15 +54,24 @@ def start(config: RunConfig, overrides: Sequence[str]) -> int:
     meeting = registry.CLUSTERS.load(cluster.name)(cluster)
     external = external_rank()
     if external is not None:
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(external[1]):
+            os.environ.update(_network(config, LOOPBACK))
         return _start_as_rank(config, overrides, *external)
     folder = open_folder(config, overrides)
-    if cluster.processes == 1 and meeting is None:
+    if config.strategy.name == "single" and meeting is None:
+        os.environ.update(_network(config, LOOPBACK))  # an engine in this process makes a process group of its own
         return _lead(folder, lambda stop: (_run(config, folder, 0, 1), None))
-    variables = network_of(meeting.address if meeting is not None and cluster.nodes > 1 else LOOPBACK)
-    if isinstance(config.generation, VLLMServerGenerationConfig):
-        variables.pop("NCCL_SOCKET_IFNAME", None)  # weights go to servers that may be on other machines
+    variables = _network(config, meeting.address if meeting is not None and cluster.nodes > 1 else LOOPBACK)
     ranks = partial(run_ranks, worker_command(folder.path), cluster.processes, folder.ranks_path, nodes=cluster.nodes, meeting=meeting, variables=variables)
     return _lead(folder, ranks)
+
+
+def _network(config: RunConfig, address: str) -> dict[str, str]:
+    """See `network_of`; but NCCL may have to reach servers on other machines."""
+    variables = network_of(address)
+    if isinstance(config.generation, VLLMServerGenerationConfig):
+        variables.pop("NCCL_SOCKET_IFNAME", None)
+    return variables
 
 
 def _start_as_rank(config: RunConfig, overrides: Sequence[str], rank: int, world: int) -> int:

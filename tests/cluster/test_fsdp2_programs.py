@@ -35,7 +35,7 @@ def test_killed_then_continued_by_one_process_and_by_two_again(cli: Cli) -> None
     assert done.code == 1 and time.monotonic() - began < 100, done.err
     assert status(cli.run)["reason"] == "rank 1 was killed by SIGKILL (out of memory?)" and "rank 1 was killed by SIGKILL" in done.err
     assert (cli.run / "checkpoints" / "step_000002" / "weights" / "policy").is_dir()
-    done = cli.train(*OPTIONS, "trainer.max_steps=4")
+    done = cli.train(*OPTIONS, "strategy=fsdp2", "trainer.max_steps=4")
     assert done.code == 0 and train_steps(cli.run) == [1, 2, 3, 4], done.err
     assert "step_000002 was made by 2 processes and goes on with 1" in (cli.run / "train.log").read_text()
     done = cli.train(*OPTIONS, *TWO, "trainer.max_steps=6")
@@ -45,13 +45,22 @@ def test_killed_then_continued_by_one_process_and_by_two_again(cli: Cli) -> None
     assert done.code == 0 and json.loads((cli.run / "evaluation.json").read_text())["metrics"]["step"] == 6, done.err
 
 
+LAUNCHERS = {
+    "torch.distributed.run": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "2", "--master-port", "0"),
+    "accelerate.commands.launch": (
+        *("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no"),
+    ),
+}
+"""accelerate starts one process with --cpu; what it calls multi_gpu are ranks, whatever they compute on"""
+
+
 @pytest.mark.rows("GRPO-180", "GRPO-181")
-def test_under_torchrun(cli: Cli) -> None:
-    """Where a launcher of the user's own set MASTER_ADDR and MASTER_PORT, they count."""
-    arguments = ["--nproc-per-node", "2", "--master-port", "0", "-m", "rlexp.train", *cli.options(*OPTIONS, "strategy=fsdp2", "trainer.max_steps=2")]
-    done = cli.programs.run(
-        "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *arguments, cwd=cli.folder, env={"RLEXP_OUTPUTS": str(cli.out)}
-    )
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_under_a_launcher_of_the_users_own(launcher: str, cli: Cli) -> None:
+    """Its MASTER_ADDR and MASTER_PORT count."""
+    arguments = ["-m", "rlexp.train", *cli.options(*OPTIONS, "strategy=fsdp2", "trainer.max_steps=2")]
+    done = cli.programs.run(launcher, *LAUNCHERS[launcher], *arguments, cwd=cli.folder, env={"RLEXP_OUTPUTS": str(cli.out)})
     assert done.code == 0 and train_steps(cli.run) == [1, 2], done.out + done.err
     assert (cli.run / "checkpoints" / "latest" / "weights" / "policy" / "00001-of-00002.safetensors").is_file()
     assert load_file(cli.run / "model" / "model.safetensors") and done.err.count("step 2/2") + done.out.count("step 2/2") == 1

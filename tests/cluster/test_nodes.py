@@ -184,3 +184,8 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     assert hosts.own_address() == "127.0.0.1"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_load_node error: Unable to contact slurm controller' >&2\nexit 1\n")
+    monkeypatch.setenv("SLURMD_NODENAME", "localhost")
+    assert hosts.own_address() == "127.0.0.1", "what the hosts file says where Slurm says nothing"
+    (tmp_path / "scontrol").unlink()
+    assert hosts.own_address() == "127.0.0.1"

@@ -61,6 +61,7 @@ CASES = [
         ["cluster=slurm", "sweep=halving", "evaluation.steps=1", "cluster.wait=false"],
         "sweep.method=halving compares the runs of a rung before it submits the next",
     ),
+    (["cluster=slurm", "sweep.stop_on_failure=true", "cluster.wait=false"], "sweep.stop_on_failure=true takes jobs out of the queue when one has failed"),
     (["sweep.pause_at=15", "checkpoint=none"], "sweep.pause_at=15 pauses runs by a checkpoint, and checkpoint=none saves none"),
     (["sweep=halving", "evaluation.steps=10", "sweep.metric=accurcy"], "sweep.metric=accurcy is no metric of the evaluation; did you mean accuracy?"),
 ]

@@ -18,7 +18,7 @@ from rlexp.config.errors import UserError
 from rlexp.config.saved import load_config
 from rlexp.launch.folder import FAILED, FINISHED, PREEMPTED, RunFolder
 from rlexp.launch.lock import FolderLock, Holder, born
-from rlexp.launch.opening import check_start, open_folder
+from rlexp.launch.opening import check_before_start, open_folder
 
 NAME = "addition-grpo-dapo-tiny-s42"
 
@@ -187,9 +187,9 @@ def test_small_values_outlive_the_process(outputs: Path) -> None:
 def test_a_start_that_is_gone_is_refused_unless_the_run_has_its_own_checkpoint(outputs: Path) -> None:
     config = default_with(run__start_from="gone")
     with pytest.raises(UserError, match=r"run\.start_from=gone is no folder"):
-        check_start(config)
+        check_before_start(config)
     run_once()
-    check_start(config)
+    check_before_start(config)
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])

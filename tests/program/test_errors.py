@@ -71,6 +71,7 @@ CONFIG = [
     Mistake("no_start_dry", ["run.start_from=gone", "run.dry=true"], ["run.start_from=gone is no folder"]),
     Mistake("two_processes", ["strategy=single", "cluster.processes_per_node=2"], ["cluster.processes_per_node=2", "strategy=ddp"]),
     Mistake("two_ranks", [], ["strategy=single", "WORLD_SIZE", "strategy=ddp"], env={"RANK": "0", "WORLD_SIZE": "2"}),
+    Mistake("sweep_of_ranks", ["run.seed=1,2", "-m"], ["-m starts a sweep", "rank 1 of 2", "leave out -m"], env={"RANK": "1", "WORLD_SIZE": "2"}),
     Mistake("must", ["run.resume=must"], ["run.resume=must", "no run to continue"]),
     Mistake("outputs", [], ["the run folder", "cannot be written", "RLEXP_OUTPUTS"], env={"RLEXP_OUTPUTS": "tasks.jsonl"}),
     Mistake("outputs_of_a_sweep", ["run.seed=1,2", "-m"], ["the sweep's folder", "cannot be written", "RLEXP_OUTPUTS"], env={"RLEXP_OUTPUTS": "tasks.jsonl"}),

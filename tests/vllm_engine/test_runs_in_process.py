@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from cluster.test_nodes_loopback import is_loopback, listeners
 from programs import Programs
 from user_cases import one_bos
 
@@ -72,26 +74,45 @@ def test_an_adapter_several_steps_a_batch_cut_sampling_and_a_stop(programs, tmp_
 
 
 @pytest.mark.rows("GRPO-198")
-def test_two_processes_with_an_engine_each_and_with_one_that_they_share(programs, tmp_path):
+def test_two_processes_with_an_engine_each_and_with_one_that_they_share(tmp_path):
     """They sample what one process samples, and end together, with a copy of the weights each and with parts of them.
 
-    Two that share run at the same time: each has shared memory of its own, and nothing of it is left.
+    Two that share run at the same time: each has shared memory of its own, and nothing of it is left. All listen on loopback alone.
     """
     options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
-    one = steps(train(programs, tmp_path / "one", *options))
-    both = [*options, "strategy=ddp", "cluster.processes_per_node=2"]
-    runs = [steps(train(programs, tmp_path / "apart", *both))]
-    both.append("generation.tensor_parallel_size=2")
-    command = [sys.executable, "-m", "rlexp.train", *DEFAULT, *both, "strategy=fsdp2"]
+    both = [*options, "strategy=ddp", "cluster.processes_per_node=2", "generation.tensor_parallel_size=2"]
+    one = Watched(tmp_path / "one", *options).steps()
+    runs = [Watched(tmp_path / "apart", *both, "generation.tensor_parallel_size=1").steps()]
     before = segments()
-    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RLEXP_OUTPUTS": str(tmp_path), "OMP_NUM_THREADS": "1"}) as beside:
-        runs.append(steps(train(programs, tmp_path / "shared", *both)))
-    assert beside.returncode == 0 and segments() == before
-    runs.append(steps(lines_of(tmp_path)))
+    beside = Watched(tmp_path / "cut", *both, "strategy=fsdp2")
+    runs += [Watched(tmp_path / "shared", *both).steps(), beside.steps()]
+    assert segments() == before
     for two in runs:
         for mine, other in zip(one, two, strict=True):
             assert mine["reward"] == other["reward"] and mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
             assert mine["num_tokens"] == other["num_tokens"]
+
+
+class Watched:
+    """A run in the background, and what its processes listen on while it lasts."""
+
+    def __init__(self, where: Path, *overrides: str) -> None:
+        where.mkdir()
+        self.where, self.seen = where, set()
+        last_of_each = {override.partition("=")[0]: override for override in [*DEFAULT, *overrides]}
+        environment = {**os.environ, "RLEXP_OUTPUTS": str(where), "OMP_NUM_THREADS": "1"}
+        with open(where / "output.txt", "w") as output:
+            command = [sys.executable, "-m", "rlexp.train", *last_of_each.values()]
+            self.process = subprocess.Popen(command, cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def steps(self) -> list[dict]:
+        """Its training steps, when it has ended. Nothing but loopback was listened on."""
+        while self.process.poll() is None:
+            self.seen |= set(listeners(self.process.pid))
+            time.sleep(0.3)
+        assert self.process.returncode == 0, (self.where / "output.txt").read_text()[-4000:]
+        assert all(map(is_loopback, self.seen)), self.seen
+        return steps(lines_of(self.where))
 
 
 def segments() -> set[Path]:

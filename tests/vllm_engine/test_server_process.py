@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlexp.config.errors import UserError
+from rlexp.generation.vllm_server import process
 from rlexp.generation.vllm_server.process import ServerFailed, ServerProcess, check_port, free_port
 
 FAKE = Path(__file__).parents[1] / "server_fake.py"
@@ -106,6 +107,18 @@ def test_one_that_is_not_ready_in_time_is_stopped(tmp_path):
     with pytest.raises(ServerFailed, match=r"not ready after generation\.timeout=0\.5 seconds"):
         server.wait_healthy(0.5)
     assert server.code is not None
+
+
+@pytest.mark.rows("GRPO-179")
+def test_one_that_loads_a_large_model_gets_more_time_while_it_says_so(tmp_path, monkeypatch):
+    server = launch(tmp_path, "--shards", "12")
+    server.wait_healthy(1.5)  # python itself takes a part of this to start
+    server.stop()
+    assert "11/12" in (tmp_path / "server_0.log").read_text()
+    monkeypatch.setattr(process, "STARTING", 0.5)
+    endless = launch(tmp_path, "--shards", "1000")
+    with pytest.raises(ServerFailed, match="without a word"):
+        endless.wait_healthy(1.0)
 
 
 def test_a_second_server_of_the_same_name_shows_its_own_part_of_the_log(tmp_path):

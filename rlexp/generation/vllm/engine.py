@@ -35,6 +35,9 @@ class Engine:
 
         self.guest = torch.distributed.is_initialized()
         """whether the process group is the trainer's"""
+        if not self.guest:  # vLLM would make one with a store that listens on every network of the machine
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
         with _torch_as_it_was(), _classes_as_they_were(classes):
             try:
                 self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))

@@ -20,6 +20,8 @@ from rlexp.config.errors import UserError
 from rlexp.generation.vllm_server import warden
 
 POLL = 0.2
+STARTING = 1500.0
+"""seconds in which a server may take its time as long as it says something; 72 billion weights need more than the default of generation.timeout"""
 TAIL_LINES = 25
 """Lines of a dead server's log that its error shows"""
 NOISE = re.compile(r'^nanobind: |^ - (leaked|\.\.\. skipped)|"(GET|POST) [^"]*" 200|resource_tracker|^See https://nanobind')
@@ -110,8 +112,12 @@ class LaunchedServer(ABC):
         return ServerFailed(f"the vLLM server at {self.url} ended with code {self.code}{reason and ': ' + reason}; the end of {self.log}:\n{self.tail()}")
 
     def wait_healthy(self, timeout: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Return when it answers. Raises ServerFailed when it ends, or is not ready in time (it is stopped then). stopped: whether to give up waiting."""
-        deadline = time.monotonic() + timeout
+        """Return when it answers. Raises ServerFailed when it ends, or is not ready in time (it is stopped then). stopped: whether to give up waiting.
+
+        timeout: seconds; while its log grows, as it does when a large model is loaded, they begin anew, up to STARTING in all.
+        """
+        began = heard = time.monotonic()
+        said = 0
         while not stopped():
             if self.code is not None:
                 raise self.died()
@@ -120,11 +126,14 @@ class LaunchedServer(ABC):
                     return
             except httpx.HTTPError:
                 pass
-            if time.monotonic() > deadline:
+            size = self.log.stat().st_size if self.log.exists() else 0
+            if size > said and time.monotonic() - began < STARTING:
+                heard, said = time.monotonic(), size
+            if time.monotonic() - heard > timeout:
                 self.stop()
                 raise ServerFailed(
-                    f"the vLLM server at {self.url} was not ready after generation.timeout={timeout:g} seconds: raise it for a large model; "
-                    f"the end of {self.log}:\n{self.tail()}"
+                    f"the vLLM server at {self.url} was not ready after generation.timeout={timeout:g} seconds without a word in its log: raise it for a "
+                    f"large model; the end of {self.log}:\n{self.tail()}"
                 )
             time.sleep(POLL)
 

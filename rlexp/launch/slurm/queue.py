@@ -47,6 +47,11 @@ def states(jobs: Iterable[str]) -> dict[str, State] | None:
     return {job: found[job] for job in jobs if job in found}
 
 
+def withdraw(jobs: Iterable[str]) -> None:
+    """End those of the jobs that have not started."""
+    _ask("scancel", "--state=PENDING", *jobs)
+
+
 def exit_code(job: str) -> str:
     """What a job's script ended with, in words; empty when Slurm does not know it any more."""
     done = _ask("scontrol", "show", "job", job)

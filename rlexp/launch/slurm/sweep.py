@@ -14,7 +14,7 @@ from rlexp.config.saved import load_config
 from rlexp.launch.files import read_json, write_json
 from rlexp.launch.folder import FAILED, FINISHED, PAUSED, PREEMPTED, RUNNING, STOPPED, RunFolder, now
 from rlexp.launch.identity import differing, wants_more
-from rlexp.launch.jobs import SKIPPED, Job, Result, last_words
+from rlexp.launch.jobs import NOT_STARTED, SKIPPED, Job, Result, last_words
 from rlexp.launch.signals import PREEMPTED_CODE, StopRequest, handling
 from rlexp.launch.slurm import queue
 from rlexp.launch.slurm.job import FOLDER, SlurmRun, head_of_life
@@ -32,13 +32,17 @@ SILENCE = 300.0
 
 @dataclass
 class Submitted:
-    """A run and its job. since: when this process began to look at it. new: whether this process submitted it."""
+    """A run and its job.
+
+    since: when this process began to look at it. new: whether this process submitted it. withdrawn: whether it was taken out of the queue again.
+    """
 
     job: Job
     id: str
     since: float
     new: bool = True
     running: bool = False
+    withdrawn: bool = False
 
 
 def preview(configs: Sequence[RunConfig], folder: Path) -> str:
@@ -109,8 +113,8 @@ def submitted_text(submitted: Sequence[Submitted], settled: Sequence[Result], fo
     return "\n".join(lines)
 
 
-def wait_for_sweep(submitted: Sequence[Submitted], settled: Sequence[Result], folder: Path, poll: float) -> list[Result]:
-    """Wait until all have ended. Ctrl-C leaves them alone and ends the program."""
+def wait_for_sweep(submitted: Sequence[Submitted], settled: Sequence[Result], folder: Path, poll: float, *, stop_on_failure: bool = False) -> list[Result]:
+    """Wait until all have ended. Ctrl-C leaves them alone and ends the program. stop_on_failure: once one has failed, those still in the queue leave it."""
     results: dict[str, Result] = {result.job.name: result for result in settled}
     answered = time.monotonic()
     with handling(announce=False) as stop, SweepView(len(submitted) + len(settled)) as view:
@@ -131,8 +135,10 @@ def wait_for_sweep(submitted: Sequence[Submitted], settled: Sequence[Result], fo
                     view.started(item.job)
                 if state is None or state.over:
                     left.remove(item)
-                    results[item.job.name] = how_it_ended(item, state, folder / "logs")
+                    results[item.job.name] = Result(item.job, NOT_STARTED) if item.withdrawn else how_it_ended(item, state, folder / "logs")
                     view.ended(results[item.job.name])
+            if stop_on_failure and any(result.state == FAILED for result in results.values()):
+                _withdraw([item for item in left if not item.running and not item.withdrawn])
             view.refresh()
             _pause(poll if left else 0, stop, view)
     if stop.requested:
@@ -140,6 +146,15 @@ def wait_for_sweep(submitted: Sequence[Submitted], settled: Sequence[Result], fo
         sys.exit(PREEMPTED_CODE)
     order = {job.name: job.number for job in [*(item.job for item in submitted), *(result.job for result in settled)]}
     return sorted(results.values(), key=lambda result: order[result.job.name])
+
+
+def _withdraw(waiting: Sequence[Submitted]) -> None:
+    """Take jobs out of the queue. One that has just started goes on, and is told from the others by its state when it has ended."""
+    if waiting:
+        queue.withdraw([item.id for item in waiting])
+        known = queue.states([item.id for item in waiting]) or {}
+        for item in waiting:
+            item.withdrawn = item.id not in known or known[item.id].name == "CANCELLED"
 
 
 def _pause(seconds: float, stop: StopRequest, view: SweepView) -> None:

@@ -14,6 +14,8 @@ import pytest
 from run_folders import status
 from slurm_here import Slurm, Sweep, until
 
+from rlexp.config.saved import load_config
+
 Tell = Callable[[str], None]
 RAISING = """
 def score(completions, trainer_state, seed, **kwargs):
@@ -26,7 +28,12 @@ def score(completions, trainer_state, seed, **kwargs):
 @pytest.mark.rows("GRPO-177")
 @pytest.mark.cases("S37")
 def test_a_sweep_is_one_array_and_is_found_again(slurm: Slurm, tmp_path: Path, tell: Tell) -> None:
-    sweep = Sweep(slurm, tmp_path, "trainer.max_steps=2", "evaluation=none", "run.seed=1,2", "loss=dapo,dr_grpo")
+    """Over seeds and lists, with a path that holds the characters which submitit and Slurm take for their own."""
+    tasks = tmp_path / "runs" / "a=b.jsonl"
+    tasks.parent.mkdir()
+    tasks.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    files = ["data=files", 'data.path="runs/a=b.jsonl"', "data.eval_size=0", "reward=[digits],[digits,exact_match]"]
+    sweep = Sweep(slurm, tmp_path, "trainer.max_steps=2", "evaluation=none", "run.seed=1,2", *files)
     code, out, err = sweep.run()
     assert code == 0, out + err + sweep.logs()
     assert out.endswith("\n4 finished, 0 failed\n") and len(sweep.runs) == 4
@@ -34,7 +41,8 @@ def test_a_sweep_is_one_array_and_is_found_again(slurm: Slurm, tmp_path: Path, t
     assert len({job.partition("_")[0] for job in jobs}) == 1 and {job.partition("_")[2] for job in jobs} == {"0", "1", "2", "3"}
     tell("a 4-job sweep as an array, 4/4 finished")
 
-    assert not (sweep.path / "multirun.yaml").exists() or sweep.path.is_dir()
+    terms = sorted(len(load_config(run / "config.yaml").reward.terms) for run in sweep.runs)
+    assert terms == [1, 1, 2, 2] and all(re.fullmatch(r"[A-Za-z0-9._=-]{1,120}", run.name) for run in sweep.runs)
     logs = sorted(path.stem for path in (sweep.path / "logs").iterdir())
     assert logs == sorted(run.name for run in sweep.runs), "the layout of a sweep on this machine"
     again = sweep.run()
@@ -61,18 +69,32 @@ def test_without_waiting(slurm: Slurm, tmp_path: Path, tell: Tell) -> None:
 def test_a_job_that_raises(slurm: Slurm, tmp_path: Path, tell: Tell) -> None:
     (tmp_path / "my_rewards.py").write_text(RAISING)
     reward = ["reward=[custom]", "reward.terms.custom.path=my_rewards.py:score", "+reward.terms.custom.kwargs.seed='${run.seed}'"]
-    sweep = Sweep(slurm, tmp_path, *reward, "trainer.max_steps=2", "evaluation=none", "run.seed=1,2")
+    sweep = Sweep(slurm, tmp_path, *reward, "trainer.max_steps=2", "evaluation=none", "run.seed=1,2,3")
     code, out, err = sweep.run()
-    assert code == 1 and out.endswith("\n1 finished, 1 failed\n"), out + err + sweep.logs()
+    assert code == 1 and out.endswith("\n2 finished, 1 failed\n"), out + err + sweep.logs()
     (failed,) = [run for run in sweep.runs if status(run)["status"] == "failed"]
     reason = status(failed)["reason"]
     assert "ValueError: seed two" in reason and reason.splitlines()[0] in err
     job = status(failed)["slurm_job"]
     assert slurm.state(job) == "FAILED", "Slurm knows it too"
-    assert "seed two" in (sweep.path / "logs" / f"{failed.name}.log").read_text()
+    assert "seed two" in (sweep.path / "logs" / f"{failed.name}.log").read_text() and "Traceback" in (failed / "train.log").read_text()
+    assert re.search(r"failed: .*run\.seed=2\n  .*seed two", err), "the overrides that reproduce it"
     said = re.search(r"ValueError: [a-z ]+", reason)
     assert said is not None
     tell(f"a job that raises reported failed: {said[0].strip().removesuffix(' at')}")
+
+
+@pytest.mark.cases("S38")
+def test_the_first_failure_empties_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    """Two jobs fit at a time. The second fails, the first and the third that may have taken its place go on, the others never start."""
+    (tmp_path / "my_rewards.py").write_text(RAISING)
+    reward = ["reward=[custom,digits]", "reward.terms.custom.path=my_rewards.py:score", "+reward.terms.custom.kwargs.seed='${run.seed}'"]
+    sweep = Sweep(slurm, tmp_path, *reward, "reward.terms.digits.sleep=2", "trainer.max_steps=4", "evaluation=none", "run.seed=1,2,3,4,5")
+    code, out, err = sweep.run("sweep.stop_on_failure=true", "cluster.cpus_per_node=2")
+    assert code == 1 and re.search(r"\n[12] finished, 1 failed, [23] not started\n$", out), out + err + sweep.logs()
+    assert not [run for run in sweep.runs if run.name.endswith(("=4", "=5"))]
+    code, out, err = sweep.run("sweep.stop_on_failure=true", "cluster.cpus_per_node=2", "cluster.wait=false")
+    assert code == 1 and "sweep.stop_on_failure=true takes jobs out of the queue" in err
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -28,12 +28,12 @@ def test_two_nodes_of_two_processes(slurm: Slurm, tmp_path: Path, programs: Prog
     assert code == 0, out + err + sweep.logs()
     (run,) = sweep.runs
     assert status(run)["processes"] == 4
-    tell("a 2-node x 2-process job, world size 4, losses equal")
     cli = Cli(programs, tmp_path / "one")
     cli.folder.mkdir()
     assert cli.train(*SHORT).code == 0
     for ours, alone in zip(metrics(run), metrics(cli.run), strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=1e-5) and ours["reward"] == pytest.approx(alone["reward"], abs=1e-6)
+    tell("a 2-node x 2-process job, world size 4, losses equal")
     until(lambda: not slurm.leftovers(), 30, str(slurm.leftovers()))
 
 
