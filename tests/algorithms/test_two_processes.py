@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.test_fsdp2_runs import saved
 from programs import Programs
 from run_folders import metrics
-from safetensors.torch import load_file
 from small_runs import Cli
 from torch import Tensor
 
@@ -19,7 +19,7 @@ OPTIONS = [
 ]
 
 
-TWO = ["strategy=ddp", "cluster.processes_per_node=2"]
+STRATEGIES = ("ddp", "fsdp2")
 
 
 def trained(programs: Programs, where: Path, options: list[str]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -28,8 +28,7 @@ def trained(programs: Programs, where: Path, options: list[str]) -> tuple[dict[s
     cli = Cli(programs, where)
     done = cli.train(*options)
     assert done.code == 0, done.err[-2000:]
-    weights = load_file(cli.run / "checkpoints" / "latest" / "weights" / "policy.safetensors")
-    return weights, [line for line in metrics(cli.run) if line["split"] == "train"]
+    return saved(cli.run), [line for line in metrics(cli.run) if line["split"] == "train"]
 
 
 def same(one: tuple[dict[str, Tensor], list[dict[str, Any]]], two: tuple[dict[str, Tensor], list[dict[str, Any]]]) -> None:
@@ -49,15 +48,17 @@ CONTROLLED = [
 
 @pytest.mark.rows("GRPO-011", "GRPO-070", "GRPO-076")
 def test_controllers_and_the_entropy_threshold_see_all_processes(programs: Programs, tmp_path):
-    one, two = trained(programs, tmp_path / "one", CONTROLLED), trained(programs, tmp_path / "two", [*CONTROLLED, *TWO])
-    same(one, two)
+    one = trained(programs, tmp_path / "one", CONTROLLED)
+    for strategy in STRATEGIES:
+        same(one, trained(programs, tmp_path / strategy, [*CONTROLLED, f"strategy={strategy}", "cluster.processes_per_node=2"]))
     lines = one[1]
     assert lines[3]["entropy_coef"] == pytest.approx(0.025) and lines[3]["kl_coef"] != lines[0]["kl_coef"] and lines[0]["entropy_kept"] > lines[0]["entropy"]
 
 
 @pytest.mark.rows("RLOO-001", "GRPO-011")
 def test_two_processes_train_what_one_trains(programs: Programs, tmp_path):
-    one, two = trained(programs, tmp_path / "one", OPTIONS), trained(programs, tmp_path / "two", [*OPTIONS, *TWO])
-    same(one, two)
+    one = trained(programs, tmp_path / "one", OPTIONS)
+    for strategy in STRATEGIES:
+        same(one, trained(programs, tmp_path / strategy, [*OPTIONS, f"strategy={strategy}", "cluster.processes_per_node=2"]))
     lines = one[1]
     assert lines[2]["kl"] != 0.0 and lines[2]["kl_coef"] != lines[0]["kl_coef"]

@@ -58,9 +58,10 @@ def test_what_is_refused(arguments: tuple[str, ...], said: str, programs: Progra
     assert done.code == 1 and said in done.err and "Traceback" not in done.err
 
 
-def test_two_steps_of_the_default_need_what_is_planned(programs: Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["peft=lora", "peft.r=16", "algorithm.beta=0.1"]], ids=["full", "lora"])
+def test_two_steps_of_the_default_need_what_is_planned(options: list[str], programs: Programs, tmp_path: Path) -> None:
     cache = {"RLEXP_CACHE": str(tmp_path / "cache")}
-    done = programs.run("rlexp.plan", "experiment=addition", "model.warm_start_accuracy=0", "--check", cwd=tmp_path, env=cache)
+    done = programs.run("rlexp.plan", "experiment=addition", "model.warm_start_accuracy=0", *options, "--check", cwd=tmp_path, env=cache)
     assert done.code == 0, done.out + done.err
     predicted_off = float(re.search(r"above imports: ([+-][\d.]+)%", done.out)[1])  # type: ignore[index]
     assert abs(predicted_off) <= 100 * TOLERANCE and done.out.rstrip().endswith("ok")

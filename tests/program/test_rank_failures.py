@@ -38,6 +38,30 @@ def test_one_of_two_processes_raises(cli: Cli, strategy: str) -> None:
     assert all(line["heard"] == 1.0 for line in metrics(cli.run))
 
 
+BUG = """
+import os
+
+from rlexp.training.step import StepRunner
+
+def broken(*_, **__):
+    raise RuntimeError("nobody thought of this")
+
+if os.environ.get("RANK") == "1":
+    StepRunner.optimize = broken
+
+def score(completions):
+    return [float(len(set(text[-1]["content"]))) for text in completions]
+"""
+
+
+def test_a_bug_in_one_of_two_processes_is_shown_with_its_traceback(cli: Cli) -> None:
+    """On the console of the run, though it is another rank than 0 that has it, and in status.json."""
+    done = cli.train(*cli.rewards(BUG), "evaluation=none", "trainer.max_steps=3", "strategy=ddp", "strategy.timeout=60", "cluster.processes_per_node=2")
+    assert done.code == 1 and "Traceback (most recent call last)" in done.err and ", in broken" in done.err, done.err
+    assert "RuntimeError: nobody thought of this" in done.err and "rank 1" in status(cli.run)["reason"]
+    assert status(cli.run)["status"] == "failed" and "RuntimeError: nobody thought of this" in (cli.run / "train.log").read_text()
+
+
 def test_the_end_of_a_run_with_a_process_group_is_no_deadlock(cli: Cli) -> None:
     """Closing hung about every second time: gloo's threads and the destructor of DDP's reducer waited for each other."""
     assert cli.programs.run("program.closings", "12", cwd=cli.folder, timeout=60).code == 0
