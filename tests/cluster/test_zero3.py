@@ -56,6 +56,9 @@ RUN = [*BASE, "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.learning_rat
 KINDS = {name: COMBINATIONS[name] for name in ("grpo", "moving reference", "sdpo ema", "sdpo live", "agents", "checkpointed")}
 KINDS["sdpo head"] = [*COMBINATIONS["sdpo ema"], "algorithm.distillation_mode=full_logits", "algorithm.distillation_alpha=0.5"]
 """the teacher's head is read beside the student's"""
+KINDS["bf16"] = [*COMBINATIONS["grpo"], "trainer.precision=bf16", "model.dtype=bfloat16"]
+ALLOWED = {"bf16": 0.03}
+"""differences of weights and losses, where it is not 1e-5"""
 
 
 def in_small_parts(job: dict[str, Any]) -> int:
@@ -94,9 +97,9 @@ def test_runs_of_every_kind(programs: Programs, tmp_path: Path) -> None:
     for name in kinds:
         one, two = tmp_path / name / "one", tmp_path / name / "two"
         for network in network_names(one):
-            assert difference(one, two, network) < 1e-5, name
+            assert difference(one, two, network) < ALLOWED.get(name, 1e-5), name
         for line, other in zip(metrics(one), metrics(two), strict=True):
-            assert other["loss"] == pytest.approx(line["loss"], abs=1e-5), name
+            assert other["loss"] == pytest.approx(line["loss"], abs=ALLOWED.get(name, 1e-5)), name
     saved = [AutoModelForCausalLM.from_pretrained(tmp_path / "grpo" / run / "model").state_dict() for run in ("one", "two")]
     assert all(torch.allclose(value, saved[1][name], atol=1e-5) for name, value in saved[0].items())
 

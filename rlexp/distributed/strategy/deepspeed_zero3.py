@@ -64,10 +64,17 @@ class DeepSpeedZero3Strategy(RanksStrategy):
     def place(self, network: nn.Module) -> None:
         """Cut a network into parts, in place. They stay in its own dtype: the forward says what it computes in, and a teacher that follows needs all digits."""
         settings = engine_config(self.config, bf16=False)
-        self.deepspeed.zero.Init(module=network, config_dict_or_path=settings)
+        self._cut(network, settings)
         engine, *_ = self.deepspeed.initialize(model=network, config=settings)
         self.placed.append(engine)
         self._show_head(network)
+
+    def _cut(self, network: nn.Module, settings: dict[str, Any]) -> None:
+        """DeepSpeed moves weights to the device when it cuts them, and leaves buffers where they are."""
+        self.deepspeed.zero.Init(module=network, config_dict_or_path=settings)
+        for part in network.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(self.device)
 
     def _show_head(self, network: Any) -> None:
         head = getattr(network, "head", None)
@@ -91,7 +98,7 @@ class DeepSpeedZero3Strategy(RanksStrategy):
         """DeepSpeed's around the one that `make` makes of flat float32 parts."""
         network = wrapped.network
         settings = engine_config(self.config, bf16=getattr(network, "autocast", None) is not None)
-        self.deepspeed.zero.Init(module=network, config_dict_or_path=settings)
+        self._cut(network, settings)
         wrapped.engine, *_ = self.deepspeed.initialize(model=network, model_parameters=parameters, optimizer=make, config=settings)
         self._show_head(network)
         return ZeroOptimizer(wrapped.engine, parameters)
