@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m compileall -q rlexp hydra_plugins # else every process compiles them again where Python may write no bytecode
 	@touch $(STAMP)
 
 train: $(STAMP) ## Train the embedded default (addition, a tiny model) in a few minutes on a laptop

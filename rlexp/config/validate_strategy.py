@@ -32,8 +32,6 @@ def _zero3(config: RunConfig) -> Iterator[str]:
     instead = "set strategy=fsdp2"
     if isinstance(config.peft, LoraConfig):
         yield f"strategy=deepspeed_zero3 does not go with peft={config.peft.name}, whose reference and teachers are adapters on the same cut weights: {instead}"
-    if isinstance(config.generation, EngineGenerationConfig):
-        yield f"strategy=deepspeed_zero3 does not go with generation={config.generation.name}: {instead}, which gathers weights while they are sent"
     if config.model.cast_lm_head_to_fp32 or config.model.dtype == "float64":
         key = "cast_lm_head_to_fp32=true" if config.model.cast_lm_head_to_fp32 else "dtype=float64"
         yield f"strategy=deepspeed_zero3 computes in one dtype, float32 or bfloat16, so model.{key} does not go with it: leave it out, or {instead}"

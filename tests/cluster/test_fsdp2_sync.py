@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cluster.test_zero3 import cut_all
 from cluster.world import in_worlds
 from models_for_tests import tiny_model
 from programs import Programs
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from rlexp.config.errors import PeerError
 from rlexp.config.model import LoraConfig
-from rlexp.config.strategy import FSDP2StrategyConfig
+from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, FSDP2StrategyConfig
 from rlexp.config.vllm import VLLMGenerationConfig
-from rlexp.distributed.shards import own_part
+from rlexp.distributed.shards import assign, whole
 from rlexp.distributed.strategy.fsdp2 import FSDP2Strategy
+from rlexp.distributed.strategy.ranks import RanksStrategy
 from rlexp.generation.weight_sync import fingerprint, probe
 from rlexp.generation.weight_sync.base import RESUMED, Score, SyncError
 from rlexp.generation.weight_sync.sharded import ShardedWeightSync
@@ -68,17 +70,27 @@ class PlainEngine:
         pass
 
 
-def sync_to(engine: Any, loaded: LoadedModel, strategy: FSDP2Strategy, network: Network) -> ShardedWeightSync:
+def sync_to(engine: Any, loaded: LoadedModel, strategy: RanksStrategy, network: Network) -> ShardedWeightSync:
     ranks = strategy.collectives
     return ShardedWeightSync(
         VLLMGenerationConfig(verify_sync="always"), engine, {"policy": loaded}, sends=ranks.rank == 0, ranks=ranks, opened=lambda name: strategy.opened(network)
     )
 
 
-def on_ranks(adapter: bool) -> None:
+def strategy_named(name: str) -> RanksStrategy:
+    """On a rank. ZeRO-3 as for a model whose weights are all large enough to be cut."""
+    if name == "fsdp2":
+        return FSDP2Strategy(FSDP2StrategyConfig(timeout=60))
+    from rlexp.distributed.strategy import deepspeed_zero3
+
+    deepspeed_zero3.engine_config = cut_all(deepspeed_zero3.engine_config)
+    return deepspeed_zero3.DeepSpeedZero3Strategy(DeepSpeedZero3StrategyConfig(timeout=60))
+
+
+def on_ranks(name: str, adapter: bool) -> None:
     """Send, change the weights and send again, break the line, damage a weight of the engine."""
     torch.set_num_threads(1)
-    strategy = FSDP2Strategy(FSDP2StrategyConfig(timeout=60))
+    strategy = strategy_named(name)
     loaded = tiny_model(dtype=torch.float32, tied=not adapter)
     engine = PlainEngine(LoadedModel(copy.deepcopy(loaded.module), loaded.tokenizer, loaded.eos_ids, loaded.context, "engine"))
     torch.nn.init.zeros_(engine.loaded.module.model.layers[1].mlp.up_proj.weight)
@@ -90,7 +102,8 @@ def on_ranks(adapter: bool) -> None:
     plain = copy.deepcopy(loaded)
     names = PolicyTensors(plain.module).names()
     network = Network(loaded)
-    strategy.wrap(network)
+    wrapped = strategy.wrap(network)
+    strategy.optimizer(wrapped, [parameter for parameter in network.parameters() if parameter.requires_grad], lambda given: torch.optim.SGD(given, lr=1.0))
     first = strategy.collectives.rank == 0
     sync = sync_to(engine, loaded, strategy, network)
     on_every_rank(strategy.collectives, sync.bring)
@@ -101,7 +114,7 @@ def on_ranks(adapter: bool) -> None:
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.requires_grad:
-                own_part(parameter).mul_(1.01)
+                assign(parameter, 1.01 * whole(parameter))
     sync.announce(1)
     on_every_rank(strategy.collectives, sync.bring)
     assert sync.pushed == 1 and (not first or engine.stamp == 1)
@@ -120,7 +133,8 @@ def on_ranks(adapter: bool) -> None:
 
 @pytest.mark.rows("ASYNC-056", "GRPO-195")
 def test_parts_are_gathered_while_they_are_sent(programs: Programs, tmp_path: Path) -> None:
-    jobs = [{"world": 2, "call": "cluster.test_fsdp2_sync:on_ranks", "arguments": [adapter]} for adapter in (False, True)]
+    kinds = (("fsdp2", False), ("fsdp2", True), ("deepspeed_zero3", False))
+    jobs = [{"world": 2, "call": "cluster.test_fsdp2_sync:on_ranks", "arguments": list(kind)} for kind in kinds]
     in_worlds(programs, tmp_path / "jobs", *jobs)
 
 

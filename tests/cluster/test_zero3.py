@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM
 from rlexp.config.model import LoraConfig
 from rlexp.config.strategy import DeepSpeedZero3StrategyConfig, engine_config
 from rlexp.config.validate_strategy import problems
-from rlexp.config.vllm import VLLMGenerationConfig
 
 
 def on_ranks(path: str) -> None:
@@ -61,18 +61,22 @@ ALLOWED = {"bf16": 0.03}
 """differences of weights and losses, where it is not 1e-5"""
 
 
-def in_small_parts(job: dict[str, Any]) -> int:
-    """A rank of a run whose weights are all cut: DeepSpeed leaves those of less than 100,000 numbers whole, which are all of a tiny model."""
-    from rlexp.distributed.strategy import deepspeed_zero3
+def cut_all(told: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`engine_config` with which all weights are cut: DeepSpeed leaves those of less than 100,000 numbers whole, which are all of a tiny model."""
 
-    told = deepspeed_zero3.engine_config
-
-    def cut(config: DeepSpeedZero3StrategyConfig, *, bf16: bool) -> dict[str, Any]:
+    def changed(config: DeepSpeedZero3StrategyConfig, *, bf16: bool) -> dict[str, Any]:
         settings = told(config, bf16=bf16)
         settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
         return settings
 
-    deepspeed_zero3.engine_config = cut
+    return changed
+
+
+def in_small_parts(job: dict[str, Any]) -> int:
+    """A rank of a run whose weights are all cut."""
+    from rlexp.distributed.strategy import deepspeed_zero3
+
+    deepspeed_zero3.engine_config = cut_all(deepspeed_zero3.engine_config)
     return run_job(job)(int(os.environ["RANK"]))
 
 
@@ -135,7 +139,6 @@ def test_what_deepspeed_is_told() -> None:
     ("values", "told"),
     [
         ({"peft": LoraConfig()}, "strategy=deepspeed_zero3 does not go with peft=lora"),
-        ({"generation": VLLMGenerationConfig()}, "strategy=deepspeed_zero3 does not go with generation=vllm"),
         ({"model__dtype": "float64"}, "strategy=deepspeed_zero3 computes in one dtype"),
         ({"model__compile": True}, "model.compile=true does not go with strategy=deepspeed_zero3"),
     ],

@@ -82,7 +82,7 @@ def test_two_processes_with_an_engine_each_and_with_one_that_they_share(tmp_path
     options = ["generation=vllm", "trainer.max_steps=2", "data.eval_size=16", "evaluation.steps=null"]
     both = [*options, "strategy=ddp", "cluster.processes_per_node=2", "generation.tensor_parallel_size=2"]
     one = Watched(tmp_path / "one", *options).steps()
-    runs = [Watched(tmp_path / "apart", *both, "generation.tensor_parallel_size=1", "strategy=fsdp2").steps()]
+    runs = [Watched(tmp_path / "apart", *both, "generation.tensor_parallel_size=1", "strategy=deepspeed_zero3").steps()]
     before = segments()
     beside = Watched(tmp_path / "cut", *both, "strategy=fsdp2")
     runs += [Watched(tmp_path / "shared", *both).steps(), beside.steps()]
