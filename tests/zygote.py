@@ -9,22 +9,39 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import subprocess
 import sys
+
+from nursery import SPAWN, Nursery, forking
 
 
 def child(job: dict) -> None:
-    """Become the program."""
-    os.setsid()
-    os.chdir(job["cwd"])
-    os.environ.update(job["env"])
-    for name in job.get("unset", ()):
-        os.environ.pop(name, None)
+    """Become a program that the tests start."""
     for number, path in ((1, job["out"]), (2, job["err"])):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(handle, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for name in job.get("unset", ()):
+        os.environ.pop(name, None)
+    os.environ.update(job["env"])
+    become(job)
+
+
+def grandchild(job: dict) -> None:
+    """Become a program that such a program starts."""
+    os.environ.clear()
+    os.environ.update(job["env"])
+    become(job)
+
+
+def become(job: dict) -> None:
+    """Run a module as a program, and end."""
+    os.setsid()
+    os.chdir(job["cwd"])
+    if SPAWN not in os.environ:
+        subprocess.Popen = forking(Nursery(grandchild))
     sys.argv = [job["module"], *job["argv"]]
-    sys.path[:0] = [path for path in job["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     code = 0
     try:
         runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
@@ -43,18 +60,25 @@ def child(job: dict) -> None:
 
 def main() -> None:
     """Import, then fork for each line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some packages print while they are imported
+    import deepspeed  # noqa: F401
     import hydra.main  # noqa: F401
+    import models_for_tests  # noqa: F401
     import pandas  # noqa: F401
+    import peft  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import torch  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
     import rlexp.build
     import rlexp.generation.native
+    import rlexp.launch.start
     import rlexp.losses.dapo
+    import rlexp.reports.run_view
+    import rlexp.reports.sweep_page
     import rlexp.rollout.sync  # noqa: F401
 
-    answers = os.fdopen(os.dup(1), "w")
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nursery import SPAWN
 from programs import TESTS, Done, Programs
 from tracker_fakes import FAKE_WANDB
 
@@ -30,8 +31,8 @@ class Cli:
     def __init__(self, programs: Programs, folder: Path) -> None:
         self.programs, self.folder, self.run = programs, folder, folder / "r"
 
-    def train(self, *overrides: str) -> Done:
-        return self.programs.train(*SMALL, *overrides, cwd=self.folder, env={"RLEXP_OUTPUTS": str(self.folder)})
+    def train(self, *overrides: str, **env: str) -> Done:
+        return self.programs.train(*SMALL, *overrides, cwd=self.folder, env={"RLEXP_OUTPUTS": str(self.folder), **env})
 
     def interrupted(self, number: signal.Signals, *overrides: str, steps: int = 3) -> Done:
         """A run that gets a signal once it has logged so many steps more than there were."""
@@ -127,7 +128,7 @@ def test_what_a_failure_leaves(cli: Cli) -> None:
 
 def test_two_processes_one_of_which_is_killed(cli: Cli) -> None:
     done: list[Done] = []
-    thread = threading.Thread(target=lambda: done.append(cli.train(LONG, "strategy=ddp", "cluster.processes_per_node=2")))
+    thread = threading.Thread(target=lambda: done.append(cli.train(LONG, "strategy=ddp", "cluster.processes_per_node=2", **{SPAWN: "1"})))
     thread.start()
     wait_for(lambda: cli.lines() >= 3, 90)
     children = [int(pid) for pid in Path(f"/proc/{cli.programs.pid}/task/{cli.programs.pid}/children").read_text().split()]

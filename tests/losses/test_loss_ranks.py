@@ -13,10 +13,11 @@ from rlexp.launch.ranks import free_port
 
 
 @pytest.mark.rows("GRPO-011", "GRPO-012")
-def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_give_the_gradient_of_one(cut: bool, tmp_path: Path) -> None:
     """Rollouts of 0 to 6 terms, one wholly masked, in uneven micro-batches; bnpo, whose definition is the split, against the same micro-batches."""
     path, runs = tmp_path / "found.txt", [made_of(cell, seed) for seed, cell in enumerate(allowed())]
-    multiprocessing.spawn(loss_ranks.worker, args=(free_port(), str(path), runs), nprocs=2, join=True)
+    multiprocessing.spawn(loss_ranks.worker, args=(free_port(), str(path), runs, cut), nprocs=2, join=True)
     found = [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
     for cell, (difference, _) in zip(allowed(), found, strict=True):
         assert difference < 1e-9, cell

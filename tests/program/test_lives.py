@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nursery import SPAWN
 from programs import Programs
 from run_folders import final_weights, metrics, rollouts, status, train_steps
 from small_runs import Cli
@@ -120,7 +121,7 @@ def test_two_identical_commands_at_once(programs: Programs, tmp_path: Path) -> N
     """Without run.name the second takes NAME-2; with it, it is refused (tests/launch)."""
     cli = Cli(programs, tmp_path)
     arguments = [option for option in cli.options("trainer.max_steps=2", *NOISE) if not option.startswith("run.name")]
-    done = programs.run("program.twice", *arguments, cwd=tmp_path, env={"RLEXP_OUTPUTS": str(cli.out)})
+    done = programs.run("program.twice", *arguments, cwd=tmp_path, env={"RLEXP_OUTPUTS": str(cli.out), SPAWN: "1"})
     assert done.code == 0, done.err
     name = "none-grpo-dapo-random_tiny-s42"
     assert sorted(path.name for path in cli.out.iterdir()) == [name, f"{name}-2"]
