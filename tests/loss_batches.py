@@ -146,16 +146,18 @@ def masks(batch: Batch, config: LossConfig) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.asarray(x_L)).to(batch.logp.dtype) for name, x_L in made.items()}
 
 
-def micro_batches(batch: Batch, config: LossConfig, leaf: Tensor, parts: Sequence[Sequence[int]], entropy_leaf: Tensor | None = None) -> list[LossInputs]:
+def micro_batches(
+    batch: Batch, config: LossConfig, leaf: Tensor, parts: Sequence[Sequence[int]], entropy_leaf: Tensor | None = None, only: Sequence[int] | None = None
+) -> list[LossInputs]:
     """The batch cut into rows, each holding the rollouts that a part names.
 
-    leaf, entropy_leaf: the log-probs and entropies that gradients are taken of.
+    leaf, entropy_leaf: the log-probs and entropies that gradients are taken of. only: numbers of the parts to make; None: all.
     """
     entropy_L = torch.zeros_like(batch.logp) if batch.entropy is None else batch.entropy
     entropy_leaf = entropy_L if entropy_leaf is None else entropy_leaf
     extra = masks(batch, config)
     inputs = []
-    for part in parts:
+    for part in parts if only is None else [parts[number] for number in only]:
         terms = torch.tensor([i for i, r in enumerate(batch.rollout.tolist()) if r in part], dtype=torch.int64)
         local = torch.tensor([list(part).index(r) for r in batch.rollout[terms].tolist()], dtype=torch.int64)
         counts = Counts(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import torch
-from loss_batches import micro_batches, random_batch, step
+from loss_batches import Batch, micro_batches, random_batch, step
 from torch import nn
 
 from rlexp.config.strategy import DDPStrategyConfig, FSDP2StrategyConfig
 from rlexp.distributed.shards import assign, whole
 from rlexp.distributed.strategy.ddp import DDPStrategy
 from rlexp.distributed.strategy.fsdp2 import FSDP2Strategy
+from rlexp.distributed.strategy.single import SingleStrategy
 from rlexp.losses.objective import PolicyObjective
 
 PARTS = ([[3], [5, 0]], [[4], [2, 1]])
@@ -31,31 +32,42 @@ class Table(nn.Module):
         return self.numbers * 1.0
 
 
-def worker(rank: int, port: int, path: str, runs: list[PolicyObjective], cut: bool) -> None:
-    """Rank 0 writes for each objective the largest difference of a gradient from the one-process step, and the largest gradient.
-
-    cut: under fsdp2, log-probs on one rank and entropies on the other, else under ddp.
-    """
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def worker(rank: int, ports: tuple[int, int], path: str, runs: list[PolicyObjective]) -> None:
+    """Rank 0 writes for each objective the largest difference of a gradient from the one-process step under ddp and under fsdp2, and the largest gradient."""
     torch.set_num_threads(1)
-    strategy = FSDP2Strategy(FSDP2StrategyConfig(timeout=60)) if cut else DDPStrategy(DDPStrategyConfig(timeout=60))
-    table = Table(len(random_batch(0).logp))
-    wrapped = strategy.wrap(table)
-    found = []
-    for seed, run in enumerate(runs):
-        batch = random_batch(seed, fresh=seed % 4 == 0)
-        table.numbers.grad = None
-        with torch.no_grad():
-            assign(table.numbers, torch.stack([batch.logp, batch.entropy]))
-        mine = range(2 * rank, 2 * rank + 2)
-        for index in mine:
-            with strategy.micro_batch(wrapped, last=index == mine[-1]):
-                logp, entropy = wrapped()
-                strategy.backward(run(micro_batches(batch, run.config, logp, [*PARTS[0], *PARTS[1]], entropy)[index]).loss)
-        one = step(run, batch, [*PARTS[0], *PARTS[1]] if run.config.name == "bnpo" else None)
-        expected = torch.stack([one.grad, torch.zeros_like(one.grad) if one.entropy_grad is None else one.entropy_grad])
-        found.append((float((whole(table.numbers.grad) - expected).abs().max()), float(expected.abs().max())))
+    batches = [random_batch(seed, fresh=seed % 4 == 0) for seed in range(len(runs))]
+    made = []
+    for port, make in zip(ports, (lambda: DDPStrategy(DDPStrategyConfig(timeout=60)), lambda: FSDP2Strategy(FSDP2StrategyConfig(timeout=60))), strict=True):
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        strategy = make()
+        table = Table(len(batches[0].logp))
+        wrapped = strategy.wrap(table)
+        made.append([step_of_ranks(strategy, wrapped, table, run, batch) for run, batch in zip(runs, batches, strict=True)])
+        strategy.collectives.barrier()
+        strategy.close()
     if rank == 0:
-        Path(path).write_text("\n".join(f"{difference} {largest}" for difference, largest in found), encoding="utf-8")
-    strategy.collectives.barrier()
-    strategy.close()
+        with open(path, "w", encoding="utf-8") as file:
+            for run, batch, *gradients in zip(runs, batches, *made, strict=True):
+                one = expected(run, batch)
+                print(float(one.abs().max()), *(float((mine - one).abs().max()) for mine in gradients), file=file)
+
+
+def expected(run: PolicyObjective, batch: Batch) -> torch.Tensor:
+    """The gradient of one process, [2, L]; in one micro-batch, or in those of the ranks for bnpo, whose definition they are."""
+    one = step(run, batch, [*PARTS[0], *PARTS[1]] if run.config.name == "bnpo" else None)
+    return torch.stack([one.grad, torch.zeros_like(one.grad) if one.entropy_grad is None else one.entropy_grad])
+
+
+def step_of_ranks(strategy: SingleStrategy, wrapped: Any, table: Table, run: PolicyObjective, batch: Batch) -> torch.Tensor:
+    """The gradient that both ranks come to, [2, L]."""
+    table.numbers.grad = None
+    with torch.no_grad():
+        assign(table.numbers, torch.stack([batch.logp, batch.entropy]))
+    rank = strategy.collectives.rank
+    mine = range(2 * rank, 2 * rank + 2)
+    for index in mine:
+        with strategy.micro_batch(wrapped, last=index == mine[-1]):
+            logp, entropy = wrapped()
+            (inputs,) = micro_batches(batch, run.config, logp, [*PARTS[0], *PARTS[1]], entropy, only=[index])
+            strategy.backward(run(inputs).loss)
+    return whole(table.numbers.grad).clone()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +33,15 @@ class Programs:
         self._process = subprocess.Popen([sys.executable, str(TESTS / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert self._read() == "ready"
 
-    def run(self, module: str, *argv: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120) -> Done:
-        """Run to the end. env: added to the tests' environment. Killed after `timeout` seconds (code -9)."""
+    def run(
+        self, module: str, *argv: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120, unset: Sequence[str] = (), merged: bool = False
+    ) -> Done:
+        """Run to the end. env: added to the tests' environment, less `unset`. Killed after `timeout` seconds (code -9). merged: both outputs are `out`."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder) / "out", Path(folder) / "err"
             paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "contracts" / "plugin")])}
-            job = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": {**paths, **(env or {})}, "out": str(out), "err": str(err)}
+            job = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": {**paths, **(env or {})}, "out": str(out), "err": str(out if merged else err)}
+            job["unset"] = list(unset)
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
@@ -48,7 +52,7 @@ class Programs:
                 code = int(self._read())
             finally:
                 timer.cancel()
-            return Done(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
+            return Done(code, *("" if not path.exists() else path.read_text(errors="replace") for path in (out, err)))
 
     def train(self, *overrides: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120) -> Done:
         """python -m rlexp.train OVERRIDES."""

@@ -18,7 +18,7 @@ from nursery import SPAWN, Nursery, forking
 def child(job: dict) -> None:
     """Become a program that the tests start."""
     for number, path in ((1, job["out"]), (2, job["err"])):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(handle, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name in job.get("unset", ()):
@@ -40,6 +40,8 @@ def become(job: dict) -> None:
     os.chdir(job["cwd"])
     if SPAWN not in os.environ:
         subprocess.Popen = forking(Nursery(grandchild))
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)
     sys.argv = [job["module"], *job["argv"]]
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     code = 0
@@ -47,6 +49,8 @@ def become(job: dict) -> None:
         runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except BaseException:
         import traceback
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from doc_pages import PAGES, ROOT, Block, blocks, matches, overrides_of
+from programs import Programs
 from run_configs import composed
 
 from rlexp.config import validate_generation, vllm_server
 
+FOREIGN = ("RLEXP_OUTPUTS", "RLEXP_CONF", "HYDRA_FULL_ERROR")
+"""variables of whoever runs the tests that a reader of the page does not have"""
 RUNNABLE = [page for page in PAGES if any(block.is_shell and "no-run" not in block.marks for block in blocks(page))]
 
 
@@ -25,18 +30,33 @@ def test_shell_blocks_are_marked(page: Path) -> None:
         assert len(block.marks.get("no-run", "a reason")) > 5, f"{where}: no-run needs a reason"
 
 
-def run_block(block: Block, where: str, cwd: Path, environment: dict[str, str]) -> None:
+PROGRAM = re.compile(r"((?:[A-Z_]+=\S+ )*)python -m (rlexp\.\w+)( [^|&;<>$`#]*)?$")
+"""a command that is a program of rlexp and nothing else: variables, module, arguments"""
+
+
+def run_command(command: str, cwd: Path, environment: dict[str, str], programs: Programs) -> tuple[int, str]:
+    """Exit code and all that it printed."""
+    whole = " ".join(command.replace("\\\n", " ").split())
+    if alone := PROGRAM.match(whole):
+        more = dict(word.split("=", 1) for word in alone[1].split())
+        done = programs.run(alone[2], *shlex.split(alone[3] or ""), cwd=cwd, env={**environment, **more}, unset=FOREIGN, merged=True)
+        return done.code, done.out
+    ran = subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    return ran.returncode, ran.stdout
+
+
+def run_block(block: Block, where: str, cwd: Path, environment: dict[str, str], programs: Programs) -> None:
     commands = block.commands()
     for command, shown in commands:
-        done = subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+        code, printed = run_command(command, cwd, environment, programs)
         wanted = int(block.marks.get("exit", "0")) if (command, shown) == commands[-1] else 0
-        assert done.returncode == wanted, f"{where}: `{command}` ended with {done.returncode}:\n{done.stdout}"
-        missing = matches(shown, done.stdout)
-        assert missing is None, f"{where}: `{command}` printed no line {missing!r} there:\n{done.stdout}"
+        assert code == wanted, f"{where}: `{command}` ended with {code}:\n{printed}"
+        missing = matches(shown, printed)
+        assert missing is None, f"{where}: `{command}` printed no line {missing!r} there:\n{printed}"
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_run(page: Path, programs: Programs, tmp_path: Path) -> None:
     """One folder for each page, in which its files lie and its commands run one after the other; what it installs goes to a folder of its own."""
     site = tmp_path / "site"
     work = tmp_path / "work"
@@ -53,7 +73,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this one the other way round: 0 means no isolation
     }
-    for name in ("RLEXP_OUTPUTS", "RLEXP_CONF", "HYDRA_FULL_ERROR"):
+    for name in FOREIGN:
         environment.pop(name, None)
     for block in blocks(page):
         if "file" in block.marks:
@@ -62,7 +82,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
             path.write_text(block.text, encoding="utf-8")
     for block in blocks(page):
         if block.is_shell and "no-run" not in block.marks:
-            run_block(block, f"{page.name}:{block.line}", work, environment)
+            run_block(block, f"{page.name}:{block.line}", work, environment, programs)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

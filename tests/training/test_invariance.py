@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from batches import batch_of, random_batch, rollout
+from cluster.world import in_worlds
 from loss_batches import LOSS_NAMES, loss_config, own_options
 from models_for_tests import tiny_model
+from programs import Programs
 from step_gradients import gradients
 
 from rlexp.algorithms.grpo import GRPO
@@ -81,14 +82,12 @@ def test_shared_sampled_tokens_with_opposite_advantages_keep_both_terms() -> Non
     assert torch.allclose(packed, apart, atol=1e-9) and packed.abs().max() > 1e-4
 
 
-def _two_processes(rank: int, port: int, name: str, beta: float, overrides: dict[str, object], path: str) -> None:
-    import os
-
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def on_ranks(name: str, beta: float, overrides: dict[str, object], path: str) -> None:
+    """Rank 0 writes what both come to, in one row each and in several."""
     torch.set_num_threads(1)
     strategy = DDPStrategy(DDPStrategyConfig(timeout=60))
     found = [gradients(algorithm(name, beta, **overrides), random_batch(1), tokens=tokens, strategy=strategy, moved=0.02) for tokens in (10_000, 25)]
-    if rank == 0:
+    if strategy.collectives.rank == 0:
         torch.save(found, path)
     strategy.collectives.barrier()
     strategy.close()
@@ -97,12 +96,10 @@ def _two_processes(rank: int, port: int, name: str, beta: float, overrides: dict
 @pytest.mark.parametrize(
     ("name", "beta", "overrides"), [("dapo", 0.1, {}), ("grpo", 0.0, {}), ("cispo", 0.1, {"top_entropy_quantile": 0.4, "entropy_coef": 0.2})]
 )
-def test_two_processes_give_the_gradient_of_one(name: str, beta: float, overrides: dict[str, object], tmp_path: Path) -> None:
-    from rlexp.launch.ranks import free_port
-
+def test_two_processes_give_the_gradient_of_one(name: str, beta: float, overrides: dict[str, object], programs: Programs, tmp_path: Path) -> None:
     (whole,), (metrics,) = gradients(algorithm(name, beta, **overrides), random_batch(1), moved=0.02)
     path = tmp_path / "found.pt"
-    multiprocessing.spawn(_two_processes, args=(free_port(), name, beta, overrides, str(path)), nprocs=2, join=True)
+    in_worlds(programs, tmp_path, {"world": 2, "call": "training.test_invariance:on_ranks", "arguments": [name, beta, overrides, str(path)]})
     for made, found in torch.load(path, weights_only=False):
         assert torch.allclose(made[0], whole, atol=1e-9, rtol=0)
         assert found[0]["loss"] == pytest.approx(metrics["loss"], abs=1e-9) and found[0]["entropy"] == pytest.approx(metrics["entropy"], abs=1e-9)
