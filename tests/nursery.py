@@ -100,18 +100,18 @@ def forking(nursery: Nursery) -> type[subprocess.Popen]:
         forked = False
 
         def _execute_child(self, args: Any, *rest: Any) -> None:
-            _, preexec, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others = rest
+            preexec, cwd, env, pipes = rest[1], rest[4], rest[5], rest[9:15]
             env = dict(os.environ if env is None else env)
             if preexec or list(args[:2]) != [sys.executable, "-m"] or args[2] not in MODULES or SPAWN in env:
                 super()._execute_child(args, *rest)  # type: ignore[misc]
                 return
             if PARENT in env:
                 env[PARENT] = str(nursery.pid)
-            given = [own if fd == -1 else fd for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
+            given = [own if fd == -1 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
             job = {"module": args[2], "argv": list(args[3:]), "cwd": str(cwd or os.getcwd()), "env": env}
             self.pid = nursery.start(job, given)
             self.forked = self._child_created = True
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
         def _internal_poll(self, *given: Any, **named: Any) -> int | None:
             if not self.forked:
