@@ -17,6 +17,7 @@ from typing import Any, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+_kept: dict[tuple[str | None, str], tuple[type, str | None]] = {}
 _waiting: list[tuple[str, type, str | None, str | None]] = []
 _published = False
 
@@ -35,7 +36,10 @@ def conf_dir() -> Path:
 
 
 def store(name: str, node: type, group: str | None = None, package: str | None = None) -> None:
-    """Keep a structured config for Hydra."""
+    """Keep a structured config for Hydra. One that is kept already costs nothing: components are registered before every composition."""
+    if _kept.get((group, name)) == (node, package):
+        return
+    _kept[group, name] = (node, package)
     _waiting.append((name, node, group, package))
     if _published:
         publish()

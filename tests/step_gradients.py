@@ -23,6 +23,9 @@ from rlexp.training.score import score
 from rlexp.training.step import Local, StepRunner
 from rlexp.training.work import begin
 
+BUDGETS = (12, 25, 60)
+"""tokens of a row, for tests that split a step"""
+
 
 def noise(parameter: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     """The same in every process."""

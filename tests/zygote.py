@@ -73,7 +73,8 @@ def main() -> None:
     import peft  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import torch  # noqa: F401
-    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+    import transformers.models.qwen3.modeling_qwen3
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     import rlexp.build
     import rlexp.generation.native
@@ -82,7 +83,14 @@ def main() -> None:
     import rlexp.reports.run_view
     import rlexp.reports.sweep_page
     import rlexp.rollout.sync  # noqa: F401
+    from rlexp.components import register_all
+    from rlexp.registry import publish
 
+    # schemas of all components: a third of a second of each program
+    register_all()
+    publish()
+    # patterns of all architectures, compiled at the first model that is saved or gets an adapter: a sixth of a short run
+    get_checkpoint_conversion_mapping("qwen3")
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import step_gradients
 import torch
 from batches import batch_of, random_batch, rollout
 from cluster.world import in_worlds
@@ -50,7 +51,7 @@ def test_splits_give_one_gradient(name: str, beta: float, overrides: dict[str, o
     algo = algorithm(name, beta, **overrides)
     (whole,), (metrics,) = gradients(algo, random_batch(1), moved=0.02)
     assert whole.abs().max() > 1e-4
-    for tokens in (12, 25, 60):
+    for tokens in step_gradients.BUDGETS:
         (split,), (split_metrics,) = gradients(algo, random_batch(1), tokens=tokens, moved=0.02)
         assert torch.allclose(split, whole, atol=1e-9, rtol=0)
         assert {key: value for key, value in split_metrics.items() if "_m" not in key[-5:]} == pytest.approx(
