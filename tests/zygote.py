@@ -73,7 +73,7 @@ def main() -> None:
     import peft  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import torch  # noqa: F401
-    import transformers.models.qwen3.modeling_qwen3
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     import rlexp.build
