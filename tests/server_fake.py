@@ -35,6 +35,8 @@ class State:
         """path -> codes of the next calls, 0: as usual"""
         self.hang = 0.0
         """seconds a completion takes"""
+        self.gives_up = 0
+        """texts to be scored that it gives up, as one that is sent weights does"""
         self.silent = False
         """accepts connections and says nothing"""
         self.abrupt = False
@@ -163,7 +165,9 @@ class Handler(BaseHTTPRequestHandler):
             state.running -= body.get("n", 1)
         if body.get("prompt_logprobs") is not None:
             listed = [None, *({str(token): {"logprob": -0.5, "rank": 1}} for token in body["prompt"][1:])]
-            self.answer({"choices": [{"index": 0, "finish_reason": "length", "prompt_logprobs": listed}]})
+            state.gives_up -= 1
+            how = {"finish_reason": "abort", "prompt_logprobs": listed[:1]} if state.gives_up >= 0 else {"finish_reason": "length", "prompt_logprobs": listed}
+            self.answer({"choices": [{"index": 0, **how}]})
             return
         self.answer({"choices": [self.choice(body, number) for number in range(body.get("n", 1))]})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -20,8 +21,10 @@ from server_fake import CONTEXT, FakeServer
 from rlexp.config.errors import PeerError, UserError
 from rlexp.config.vllm_server import VLLMServerGenerationConfig
 from rlexp.generation.base import BadPrompt
+from rlexp.generation.vllm_server import generator as server_generator
 from rlexp.generation.vllm_server.client import ServerLost
 from rlexp.generation.vllm_server.generator import VLLMServerGenerator
+from rlexp.generation.vllm_server.wire import Aborted
 from rlexp.generation.weight_sync.base import SyncError, TrainerSide
 from rlexp.records.request import Request, Sampling
 from rlexp.records.turn import EOS, LENGTH
@@ -229,6 +232,18 @@ def test_scores_go_to_all_servers(fake, made):
     with pytest.raises(BadPrompt, match="cannot be scored"):
         mine.score("policy", [np.ones(CONTEXT, np.int64)])
     other.close()
+
+
+def test_a_score_that_a_server_gave_up_is_asked_for_again(fake, made, monkeypatch):
+    """Another trainer of the server sent weights meanwhile. Not for ever."""
+    monkeypatch.setattr(server_generator, "PAUSE", 0.01)
+    mine = generator(made, fake)
+    fake.state.gives_up = 2
+    assert mine.score("policy", [np.array([1, 2, 3])])[0].logprobs.tolist() == [-0.5, -0.5]
+    fake.state.gives_up = 10**9
+    mine.config = dataclasses.replace(mine.config, timeout=0.1)
+    with pytest.raises(Aborted, match="somebody sends it weights"):
+        mine.score("policy", [np.array([1, 2, 3])])
 
 
 def test_retries_are_counted_once_for_all_ranks(fake, made):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlexp.generation.vllm import sampling
 from rlexp.generation.vllm_server.client import Client
 from rlexp.generation.vllm_server.fleet import Fleet
 from rlexp.generation.vllm_server.target import adapter_name
-from rlexp.generation.vllm_server.wire import bundle_key, completion_body, score_body, score_of, turns_of
+from rlexp.generation.vllm_server.wire import Aborted, bundle_key, completion_body, score_body, score_of, turns_of
 from rlexp.generation.weight_sync.base import Score, TrainerSide, WeightTarget
 from rlexp.records.request import Request
 from rlexp.records.turn import Turn
@@ -25,6 +26,9 @@ ARGUMENTS = (
     *("repetition_detection", "thinking_token_budget", "vllm_xargs", "priority", "spaces_between_special_tokens"),
 )
 """what generation_kwargs may hold: fields of vLLM's completion request that rlexp does not set"""
+
+PAUSE = 0.5
+"""seconds before a text that was given up is sent again"""
 
 
 class VLLMServerGenerator:
@@ -104,15 +108,24 @@ class VLLMServerGenerator:
     # scores
 
     def score(self, policy: str, ids: Sequence[np.ndarray], top_k: int | None = None) -> list[Score]:
-        """Log-probs of each sequence under the servers' weights, at temperature 1 and without truncation. Raises BadPrompt."""
-        servers = self.fleet.control.urls
+        """Log-probs of each sequence under the servers' weights, at temperature 1 and without truncation. Raises BadPrompt.
+
+        A server that another trainer sends weights meanwhile gives up what it works on, and is asked again.
+        """
+        servers, until = self.fleet.control.urls, time.monotonic() + self.config.timeout
 
         def ask(place: int) -> Score:
             tokens = [int(token) for token in ids[place]]
             if len(tokens) >= self.context:
                 raise BadPrompt(f"a sequence of {len(tokens)} tokens cannot be scored: the server's context is {self.context}, and one token must be left")
-            answer = self.fleet.control.call(servers[place % len(servers)], "POST", "v1/completions", score_body(tokens, top_k, self._model))
-            return score_of(answer, tokens, top_k)
+            while True:
+                answer = self.fleet.control.call(servers[place % len(servers)], "POST", "v1/completions", score_body(tokens, top_k, self._model))
+                try:
+                    return score_of(answer, tokens, top_k)
+                except Aborted:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(PAUSE)
 
         return self.fleet.control.map(ask, range(len(ids)))
 

@@ -80,7 +80,9 @@ def score_body(ids: Sequence[int], top_k: int | None, model: str) -> dict[str, A
 
 
 def score_of(answer: Mapping[str, Any], ids: Sequence[int], top_k: int | None) -> Score:
-    """The log-probs in its answer. For each position the server lists the given token and the top_k most probable ones."""
+    """The log-probs in its answer. For each position the server lists the given token and the top_k most probable ones. Raises Aborted."""
+    if answer["choices"][0]["finish_reason"] == "abort":
+        raise Aborted("the vLLM server gave up a text that it was to score, because somebody sends it weights")
     listed = answer["choices"][0]["prompt_logprobs"][1:]
     own = np.array([entries[str(token)]["logprob"] for entries, token in zip(listed, ids[1:], strict=True)], np.float32)
     if not top_k:
