@@ -102,7 +102,7 @@ def test_a_missing_logprob_is_nan_and_answers_without_ids_are_refused():
 
 def test_scores_are_read_by_token_and_rank():
     listed = [None, {"7": {"logprob": -3.0, "rank": 9}, "1": {"logprob": -0.1, "rank": 1}, "2": {"logprob": -2.5, "rank": 2}}]
-    score = score_of({"choices": [{"prompt_logprobs": listed}]}, [4, 7], 2)
+    score = score_of({"choices": [{"finish_reason": "length", "prompt_logprobs": listed}]}, [4, 7], 2)
     assert score.logprobs.tolist() == [-3.0] and score.top_ids.tolist() == [[1, 2]]
     assert score.top_logprobs == pytest.approx(np.array([[-0.1, -2.5]]))
     assert score_body([4, 7], None, "m")["prompt_logprobs"] == 0
