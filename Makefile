@@ -44,7 +44,7 @@ $(VLLM): $(STAMP)
 	@touch $@
 
 test-vllm: $(VLLM) ## Run the tests of generation by vLLM on its CPU engine
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS) tests/vllm_engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) tests/vllm_engine
 
 test-peer: $(PEER) ## Install TRL and compare with it: gradients, options, what differs on purpose
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS) tests/peer
