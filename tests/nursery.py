@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rlexp.launch.watch import PARENT
+
 SPAWN = "RLEXP_TESTS_SPAWN"
 MODULES = ("rlexp.launch.worker", "rlexp.train", "rlexp.report")
-PARENT = "RLEXP_PARENT_PID"
-"""as in rlexp.launch.watch: the process whose end is that of the child, which is the nursery, and the nursery's end is that of the program"""
 EVERY = 0.02
 """seconds between two looks"""
 LONGEST = 1 << 18
@@ -105,7 +105,7 @@ def forking(nursery: Nursery) -> type[subprocess.Popen]:
             if preexec or list(args[:2]) != [sys.executable, "-m"] or args[2] not in MODULES or SPAWN in env:
                 super()._execute_child(args, *rest)  # type: ignore[misc]
                 return
-            if PARENT in env:
+            if PARENT in env:  # the child follows the nursery, which ends with the program
                 env[PARENT] = str(nursery.pid)
             given = [own if fd == -1 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
             job = {"module": args[2], "argv": list(args[3:]), "cwd": str(cwd or os.getcwd()), "env": env}

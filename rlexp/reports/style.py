@@ -15,9 +15,9 @@ header { display: flex; gap: 14px; align-items: center; flex-wrap: wrap; }
 .badge.running { background: #2563eb; } .badge.preempted { background: #d97706; }
 .reason { background: #fef2f2; border: 1px solid #fecaca; border-radius: 8px; padding: 10px 14px; margin: 16px 0 0;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 0; }
+.facts { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0 0; }
 .fact, figure, .box { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.fact { padding: 12px 16px; }
+.fact { flex: 1 0 120px; padding: 12px 16px; }
 .fact b { display: block; font-size: 18px; white-space: nowrap; font-weight: 650; font-variant-numeric: tabular-nums; }
 .fact span { color: var(--soft); font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: 14px; }
